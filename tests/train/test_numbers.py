@@ -178,8 +178,7 @@ def test_labels_of_several_dims_train_as_those_of_one(tmp_path: Path) -> None:
     ("class Mine(nn.Loss):\n    kind = 'class'\n    def total(self, o, t): return o.sum()\n", "train.loss=net.py:Mine",
      ("E_CONFIG", 'found "class" (did you mean "classes"?)')),
     ("def mine(output, target): return output.sum()\n", "train.loss=net.py:mine",
-     ("E_CONFIG", "is a function of output and target, expected a class such as nn.Loss, or a function that makes")),
-    ("", "train.recompute=9", ("E_CONFIG", "train.recompute = 9 is a number of blocks, and the model has "))])
+     ("E_CONFIG", "is a function of output and target, expected a class such as nn.Loss, or a function that makes"))])
 def test_words_for_mistakes_in_losses_and_numbers(tmp_path: Path, source: str, key: str, words: tuple[str, ...]) -> None:
     from mpitrain.config import load_config
     from mpitrain.errors import ConfigError
@@ -187,6 +186,17 @@ def test_words_for_mistakes_in_losses_and_numbers(tmp_path: Path, source: str, k
     with pytest.raises(ConfigError) as error:
         describe(load_config(own(tmp_path, source), [key]), False)
     assert all(word in f"{error.value.code} {error.value}" for word in words), error.value
+
+
+def test_numbers_larger_than_what_they_count_get_a_line(tmp_path: Path) -> None:
+    from mpitrain.config import load_config
+    from mpitrain.train.build.from_config import describe, too_many
+    config = load_config(write(tmp_path), ["optimizer.warmup_steps=7", "train.recompute=4"])
+    model = describe(config, False).model
+    assert too_many(config, model, 8) == ["train.recompute = 4 is a number of blocks, and the model has 3: all of them run again"]
+    first, _ = too_many(config, model, 7)
+    assert first == "the run ends while its learning rate still rises: optimizer.warmup_steps = 7, and the run has 7 steps"
+    assert too_many(load_config(write(tmp_path), ["train.recompute=true"]), model, 6) == []
 
 
 def test_a_key_of_the_built_in_run_is_named_as_its_own(tmp_path: Path) -> None:

@@ -37,15 +37,20 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
     described = describe(config, inputs.tokens)
     job = assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
-    job.trainer.notes += [*unproved(config), *too_late(config, job.plan.steps), *never_thawed(config, job.plan.steps)]
+    steps = job.plan.steps
+    job.trainer.notes += [*unproved(config), *too_many(config, described.model, steps), *never_thawed(config, steps)]
     return job
 
 
-def too_late(config: Config, steps: int) -> list[str]:
-    """A line about a warm-up that is longer than the run."""
-    warmup = config.optimizer.warmup_steps
-    return [f"the run ends while its learning rate still rises: optimizer.warmup_steps = {warmup}, and the run has {steps} steps"
-            ] if warmup >= steps else []
+def too_many(config: Config, model: nn.Module, steps: int) -> list[str]:
+    """A line for each number that is larger than what it is a number of."""
+    warmup, again, told = config.optimizer.warmup_steps, config.train.recompute, list[str]()
+    if warmup >= steps:
+        told.append("the run ends while its learning rate still rises: "
+                    f"optimizer.warmup_steps = {warmup}, and the run has {steps} steps")
+    if isinstance(again, int) and isinstance(model, nn.Sequential) and again > (blocks := len(model.blocks)):
+        told.append(f"train.recompute = {again} is a number of blocks, and the model has {blocks}: all of them run again")
+    return told
 
 
 def never_thawed(config: Config, steps: int) -> list[str]:
@@ -98,8 +103,6 @@ def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> Non
     if not isinstance(model, nn.Sequential):
         raise ConfigError("train.recompute needs a model that is a Sequential of blocks")
     if isinstance(which, int):
-        if which > len(model.blocks):
-            raise ConfigError(f"train.recompute = {which} is a number of blocks, and the model has {len(model.blocks)}")
         model.recompute = which
         return
     for pattern in which:
