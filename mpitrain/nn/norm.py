@@ -1,7 +1,7 @@
 """Normalisation layers. Letters: `N` batch, `C` channels or features.
 
-Batch norm's running statistics change once a step (`nn.statistics`), not in forward: a step of many micro-batches on many
-ranks then counts as one batch, and recomputing a block does not count twice.
+Batch norm's running statistics change in each training forward, as PyTorch's do, but in a run once a step (`nn.statistics`): a
+step of many micro-batches on many ranks then counts as one batch. Recomputing a block does not count twice.
 """
 
 from __future__ import annotations

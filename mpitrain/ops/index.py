@@ -113,8 +113,9 @@ class Embedding(Function):
     @staticmethod
     def forward(ctx: Context, indices: Array, weight: Array) -> Array:
         if weight.ndim != 2 or indices.dtype.kind not in "iu":
+            advice = "; x.long() makes indices of floats" if indices.dtype.kind == "f" and weight.ndim == 2 else ""
             raise ShapeError(f"embedding: wants integer indices and a weight with 2 dims, found {indices.dtype} "
-                             f"and shape {weight.shape}")
+                             f"and shape {weight.shape}{advice}")
         check_indices("embedding", indices, weight.shape[0])
         ctx.save(indices)
         ctx.rows = weight.shape[0]

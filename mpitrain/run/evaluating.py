@@ -44,8 +44,8 @@ def evaluate(config: Config, session: Session, source: Path, span: SpanMaker) ->
               control=session.control, policy=policy).restore(found)
         feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
         inference = Inference(context.stage, feed, context.neighbours)
-        read, n_chunks = session.inputs.chunks(try_samples(inference, loss, session.inputs, placement,
-                                                            context.output_shape).n_classes)
+        n_classes, ignore, _ = try_samples(inference, loss, session.inputs, placement, context.output_shape)
+        read, n_chunks = session.inputs.chunks(n_classes, ignore, policy.layout.dtype)
         if not n_chunks:
             raise UsageError("this run has no validation data; give some: data.validation=PATH")
     metrics = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
