@@ -143,10 +143,15 @@ class Function:
             raise ShapeError(_explained(cls, arrays, error)) from error
         if dtype is None and (cls.is_arithmetic or xp is None) and type(result) is not tuple:
             result = _of_numbers(ctx.xp.asarray(result), xp is not None, inputs)
-        several = type(result) is tuple
         wanted = cls.result_dtype if cls.result_dtype is not None else dtype
-        outputs: tuple[Tensor, ...] = tuple([_as_output(ctx, x, wanted) for x in result]) if several else (
-            _as_output(ctx, result, wanted),)
+        several = False
+        outputs: tuple[Tensor, ...]
+        if type(result) is np.ndarray and result.dtype is wanted:
+            outputs = (Tensor(result),)           # by far the most frequent, without a call
+        elif several := type(result) is tuple:
+            outputs = tuple([_as_output(ctx, x, wanted) for x in result])
+        else:
+            outputs = (_as_output(ctx, result, wanted),)
         if cls.views and isinstance(inputs[0], Tensor):
             version = inputs[0].shared_version()
             for tensor in outputs:

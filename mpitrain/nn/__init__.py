@@ -5,6 +5,7 @@ The files in `files.py` are read when one of their names is asked for: most runs
 
 from __future__ import annotations
 
+from inspect import isfunction as _isfunction
 from typing import Any
 
 from mpitrain.errors import UnknownName
@@ -19,6 +20,7 @@ from mpitrain.nn.parameter import *
 from mpitrain.nn.sequential import *
 from mpitrain.nn.statistics import *
 from mpitrain.nn.storage import *
+from mpitrain.ops import inputs as _inputs
 from mpitrain.registry import Later
 
 LATER = Later(__name__, FILES)
@@ -26,7 +28,8 @@ LATER = Later(__name__, FILES)
 
 def __getattr__(name: str) -> Any:
     if name in LATER:
-        return globals().setdefault(name, LATER[name])
+        found = LATER[name]
+        return globals().setdefault(name, _inputs.door(found) if _isfunction(found) else found)
     from mpitrain.ops.pytorch import NN, hint_of_op, without  # few names are wrong
     hint = "" if name in NN else hint_of_op(name)
     raise AttributeError(f"{without(f'module {__name__!r}', name, NN)}{hint}") if name in NN or hint else \

@@ -15,12 +15,14 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, asnumpy
 from mpitrain.errors import ConfigError, GraphError, ShapeError
+from mpitrain.nn.arguments import Checked
+from mpitrain.ops.inputs import door
 from mpitrain.registry import Registry
 
 __all__ = ["LOSSES", "Loss"]
 
 
-class Loss:
+class Loss(Checked):
     """``loss(output, target)`` is the sum, ``loss.count(target)`` the number of terms in it.
 
     `kind` says what a target is: "classes" (integer labels, output (..., C)), "binary" (0 ... 1, like the output),
@@ -29,6 +31,7 @@ class Loss:
 
     kind = "values"
 
+    @door
     def __call__(self, output: Tensor, target: Array) -> Tensor:
         if tuple(n for n in target.shape if n != 1) != tuple(n for n in output.shape if n != 1):       # (B,) may be (B, 1)
             raise ShapeError(f"the model's output has shape {output.shape}, the target {tuple(target.shape)}; they must be equal")
@@ -90,6 +93,7 @@ class CrossEntropy(Loss):
         refuse_weight("cross_entropy", weight)
         self.label_smoothing, self.ignore_index, self.weight = label_smoothing, ignore_index, weight
 
+    @door
     def __call__(self, output: Tensor, target: Array) -> Tensor:
         if self.weight is not None:
             return ops.cross_entropy_loss(output, target, self.weight, self.ignore_index, "sum", self.label_smoothing, dim=-1)

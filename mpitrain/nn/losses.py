@@ -17,6 +17,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError
 from mpitrain.nn.loss import Loss, count_of_labels, refuse_weight
+from mpitrain.ops.inputs import door
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "DiceLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss",
            "KLDivLoss", "L1Loss", "MSELoss", "MultiLabelMarginLoss", "MultiLabelSoftMarginLoss", "MultiMarginLoss", "NLLLoss",
@@ -28,9 +29,13 @@ class Reduced(Loss):
 
     function: Callable[..., Tensor]
 
-    def __init__(self, reduction: str = "mean", **options: Any):
+    def __init__(self, reduction: str = "mean"):
+        self.keep(reduction)
+
+    def keep(self, reduction: str, **options: Any) -> None:
         self.reduction, self.options = reduction, options
 
+    @door
     def __call__(self, output: Any, target: Any) -> Tensor:
         return type(self).function(output, as_output(output, target) if self.kind != "classes" else target,
                                    reduction=self.reduction, **self.options)
@@ -63,7 +68,7 @@ class SmoothL1Loss(Reduced):
     function = staticmethod(ops.smooth_l1_loss)
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0):
-        super().__init__(reduction, beta=beta)
+        self.keep(reduction, beta=beta)
 
 
 class HuberLoss(Reduced):
@@ -74,7 +79,7 @@ class HuberLoss(Reduced):
     def __init__(self, reduction: str = "mean", delta: float = 1.0):
         if not (isinstance(delta, int | float) and delta > 0):
             raise ConfigError(f"the delta of HuberLoss is {delta!r}, expected a number of more than 0")
-        super().__init__(reduction, delta=delta)
+        self.keep(reduction, delta=delta)
 
 
 class KLDivLoss(Reduced):
@@ -84,7 +89,7 @@ class KLDivLoss(Reduced):
     function = staticmethod(ops.kl_div)
 
     def __init__(self, reduction: str = "mean", log_target: bool = False):
-        super().__init__(reduction, log_target=log_target)
+        self.keep(reduction, log_target=log_target)
 
 
 class BCELoss(Reduced):
@@ -94,7 +99,7 @@ class BCELoss(Reduced):
     function = staticmethod(ops.binary_cross_entropy)
 
     def __init__(self, weight: Any = None, reduction: str = "mean"):
-        super().__init__(reduction, weight=weight)
+        self.keep(reduction, weight=weight)
 
 
 class BCEWithLogitsLoss(Reduced):
@@ -104,7 +109,7 @@ class BCEWithLogitsLoss(Reduced):
     function = staticmethod(ops.binary_cross_entropy_with_logits_loss)
 
     def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None):
-        super().__init__(reduction, weight=weight, pos_weight=pos_weight)
+        self.keep(reduction, weight=weight, pos_weight=pos_weight)
 
 
 class PoissonNLLLoss(Reduced):
@@ -113,7 +118,7 @@ class PoissonNLLLoss(Reduced):
     function = staticmethod(ops.poisson_nll_loss)
 
     def __init__(self, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"):
-        super().__init__(reduction, log_input=log_input, full=full, eps=eps)
+        self.keep(reduction, log_input=log_input, full=full, eps=eps)
 
 
 class SoftMarginLoss(Reduced):
@@ -128,7 +133,7 @@ class HingeEmbeddingLoss(Reduced):
     function = staticmethod(ops.hinge_embedding_loss)
 
     def __init__(self, margin: float = 1.0, reduction: str = "mean"):
-        super().__init__(reduction, margin=margin)
+        self.keep(reduction, margin=margin)
 
 
 class PerRow(Reduced):
@@ -143,6 +148,7 @@ class MultiLabelMarginLoss(PerRow):
 
     function = staticmethod(ops.multilabel_margin_loss)
 
+    @door
     def __call__(self, output: Any, target: Any) -> Tensor:
         return ops.multilabel_margin_loss(output, target, reduction=self.reduction)
 
@@ -154,7 +160,7 @@ class MultiLabelSoftMarginLoss(PerRow):
     function = staticmethod(ops.multilabel_soft_margin_loss)
 
     def __init__(self, weight: Any = None, reduction: str = "mean"):
-        super().__init__(reduction, weight=weight)
+        self.keep(reduction, weight=weight)
 
 
 class DiceLoss(Reduced):
@@ -164,7 +170,7 @@ class DiceLoss(Reduced):
     function = staticmethod(ops.dice_loss)
 
     def __init__(self, eps: float = 1.0, reduction: str = "mean"):
-        super().__init__(reduction, eps=eps)
+        self.keep(reduction, eps=eps)
 
     def count(self, target: Array) -> int:
         return int(target.shape[0])
@@ -177,7 +183,7 @@ class Classes(Reduced):
 
     def __init__(self, weight: Any, ignore_index: int | None, reduction: str, dim: int, **more: Any):
         refuse_weight(type(self).__name__, weight)
-        super().__init__(reduction, weight=weight, ignore_index=ignore_index, dim=dim, **more)
+        self.keep(reduction, weight=weight, ignore_index=ignore_index, dim=dim, **more)
         self.ignore_index = ignore_index
 
     def count(self, target: Array) -> Any:
@@ -223,7 +229,7 @@ class MultiMarginLoss(Reduced):
     function = staticmethod(ops.multi_margin_loss)
 
     def __init__(self, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"):
-        super().__init__(reduction, p=p, margin=margin, weight=weight)
+        self.keep(reduction, p=p, margin=margin, weight=weight)
 
 
 def in_runs(kind: Callable[..., Loss], **options: Any) -> Callable[..., Loss]:

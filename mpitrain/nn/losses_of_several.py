@@ -13,6 +13,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import GraphError, ShapeError
 from mpitrain.nn.loss import Loss
 from mpitrain.nn.losses import as_output, in_runs
+from mpitrain.ops.inputs import door
 
 __all__ = ["CTCLoss", "CosineEmbeddingLoss", "GaussianNLLLoss", "MarginRankingLoss", "TripletMarginLoss",
            "TripletMarginWithDistanceLoss"]
@@ -32,6 +33,7 @@ class Several(Loss):
         """The loss of the `n` inputs and, where it `asks_target`, the target."""
         raise GraphError(f"{type(self).__name__} defines no terms")
 
+    @door
     def __call__(self, *inputs: Any) -> Tensor:
         if len(inputs) == 2 and self.n + self.asks_target > 2:
             output, target = inputs
@@ -77,6 +79,7 @@ class GaussianNLLLoss(Several):
     def __init__(self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean"):
         super().__init__(reduction, full=full, eps=eps)
 
+    @door
     def __call__(self, *inputs: Any) -> Tensor:
         return super().__call__(*(inputs if len(inputs) == 2 else (inputs[0], inputs[2], inputs[1])))
 
@@ -122,6 +125,7 @@ class CTCLoss(Several):
     def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False):
         super().__init__(reduction, blank=blank, zero_infinity=zero_infinity)
 
+    @door
     def __call__(self, *inputs: Any) -> Tensor:
         if len(inputs) != 2:
             return ops.ctc_loss(*inputs, reduction=self.reduction, **self.options)

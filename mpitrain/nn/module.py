@@ -16,7 +16,6 @@ Names are paths in the order of assignment: "first.weight". A parameter that is 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -30,9 +29,11 @@ from mpitrain.autograd.tensor import recorders
 from mpitrain.backend import CPU, Array, Device, float_dtype
 from mpitrain.errors import GraphError
 from mpitrain.nn.across import Across
+from mpitrain.nn.arguments import Checked
 from mpitrain.nn.hooks import Hook, Hooks
 from mpitrain.nn.parameter import Buffer, Described, Parameter
 from mpitrain.nn.storage import Allocate, FlatLayout, FlatStorage, check_state
+from mpitrain.ops.inputs import FAILURES
 
 __all__ = ["Module"]
 
@@ -40,19 +41,7 @@ Self = TypeVar("Self", bound="Module")
 Places = np.ndarray[Any, Any]                    # whole numbers (L,)
 
 
-class _Signature:
-    """That of a class is that of its `__init__`, wherever somebody asks for it; `Module.__new__` has none of its own."""
-
-    def __get__(self, module: Module | None, kind: type[Any]) -> inspect.Signature:
-        if module is not None:
-            raise AttributeError("__signature__")
-        if kind.__init__ is object.__init__:
-            return inspect.Signature()
-        whole = inspect.signature(kind.__init__)
-        return whole.replace(parameters=list(whole.parameters.values())[1:])
-
-
-class Module:
+class Module(Checked):
     """Subclasses define `forward`, and keep parameters, buffers and modules (or lists of modules) as attributes."""
 
     training = True
@@ -66,29 +55,26 @@ class Module:
     across: Across | None = None                  # the communication of a layer that several ranks compute
     storage: FlatLayout | None = None             # the memory of a model that is initialised
     _hooks: Hooks | None = None
-    __signature__ = _Signature()
-
-    def __new__(cls: type[Self], *arguments: Any, **named: Any) -> Self:
-        """TypeError with the names that there are, where one is not among them."""
-        if cls.__init__ is object.__init__:
-            if arguments or named:
-                raise TypeError(f"{cls.__name__}() takes no arguments")
-        elif named:
-            code = getattr(cls.__init__, "__code__", None)
-            if code is not None and not code.co_flags & inspect.CO_VARKEYWORDS:
-                known = code.co_varnames[1:code.co_argcount + code.co_kwonlyargcount]
-                for name in named:
-                    if name not in known:
-                        raise TypeError(f"{cls.__name__}() got an unexpected keyword argument '{name}'; its arguments are "
-                                        f"{', '.join(known)}")
-        return super().__new__(cls)
 
     def forward(self, *inputs: Any) -> Any:
         raise GraphError(f"{type(self).__name__} defines no forward")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        if self._hooks is None and self.across is None and not recorders:
-            return self.forward(*inputs, **named)
+        """`forward`, between hooks; a layer of ours that fails says so in one line, as an op does."""
+        try:
+            if self._hooks is None and self.across is None and not recorders:
+                return self.forward(*inputs, **named)
+            return self._called(inputs, named)
+        except FAILURES as error:
+            if not type(self).__module__.startswith("mpitrain."):
+                raise
+            from mpitrain.ops.mistakes import told  # few calls are wrong
+            message = told(self.forward, inputs, named, error)
+            if message is None:
+                raise
+            raise message from error
+
+    def _called(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> Any:
         forward = self.forward if self.across is None else partial(self.across.forward, self.forward)
         if recorders:
             forward = within(self.path, forward)

@@ -16,6 +16,7 @@ import numpy as np
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, stream_key
 from mpitrain.errors import GraphError, ShapeError
+from mpitrain.nn.arguments import Checked
 from mpitrain.nn.init import Initialiser, Shape
 
 __all__ = ["Buffer", "Parameter"]
@@ -30,7 +31,7 @@ class Box(NamedTuple):
     start: Shape
 
 
-class Described(Tensor):
+class Described(Checked, Tensor):
     """A leaf whose shape is known before its memory exists; touching `array` before then raises GraphError.
 
     `name` is its path in the model. `placement` says which mesh axis it is cut along: {axis: dim}. `global_shape` is

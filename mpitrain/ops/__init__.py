@@ -6,10 +6,11 @@ An op is here as soon as its file has its name in `__all__`. Importing this pack
 
 from __future__ import annotations
 
+from inspect import isfunction as _isfunction
 from typing import Any
 
 from mpitrain.errors import UnknownName
-from mpitrain.ops import operators
+from mpitrain.ops import inputs, operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.choice import *
 from mpitrain.ops.comparison import *
@@ -28,12 +29,18 @@ from mpitrain.registry import Later
 LATER = Later(__name__, FILES)
 
 operators.attach()
+globals().update({name: inputs.door(value) for name, value in globals().items()
+                  if _isfunction(value) and value.__module__.startswith(f"{__name__}.")})
 
 
 def __getattr__(name: str) -> Any:
     ours = operators.PYTORCH_NAMES.get(name, name)
-    if ours in globals() or ours in LATER:
-        return globals().setdefault(name, globals()[ours] if ours in globals() else LATER[ours])
+    if ours in globals():
+        return globals().setdefault(name, globals()[ours])
+    if ours in LATER:
+        found = LATER[ours]
+        globals()[ours] = inputs.door(found) if _isfunction(found) else found
+        return globals().setdefault(name, globals()[ours])
     from mpitrain.ops.pytorch import OPS, without  # few names are wrong
     raise without(f"module {__name__!r}", name, OPS) if name in OPS else UnknownName(__name__, name, __dir__)
 

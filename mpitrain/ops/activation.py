@@ -13,7 +13,6 @@ from mpitrain.kernels import pointwise, rows
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.ops.choice import where
 from mpitrain.ops.elementwise import exp, multiply
-from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "softmax", "softplus", "tanh"]
 
@@ -146,7 +145,6 @@ def relu(x: Any, inplace: bool = False) -> Tensor:
     return Pointwise.apply(x, activation="relu")
 
 
-@numpy_names
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:
     return LeakyRelu.apply(x, slope=negative_slope)
 
@@ -218,11 +216,9 @@ def _along_last(x: Array, dim: int, kernel: Any, *more: Array) -> Array:
     return kernel(*(a.reshape(-1, shape[-1]) for a in arrays)).reshape(shape).swapaxes(dim, -1)
 
 
-@numpy_names
 def softmax(x: Any, dim: int = -1) -> Tensor:
     return Softmax.apply(x, dim=dim)
 
 
-@numpy_names
 def log_softmax(x: Any, dim: int = -1) -> Tensor:
     return LogSoftmax.apply(x, dim=dim)

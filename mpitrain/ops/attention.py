@@ -18,13 +18,11 @@ from mpitrain.kernels.attention import attention_weights, attention_weights_grad
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
 from mpitrain.ops import composed
-from mpitrain.ops.inputs import numpy_names
 from mpitrain.ops.shape import broadcast_to, expand_dims, reshape
 
 __all__ = ["scaled_dot_product_attention", "self_attention"]
 
 
-@numpy_names
 def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *, is_causal: bool = False,
                                  scale: float | None = None, enable_gqa: bool = False, operands: str = "") -> Tensor:
     """(B, H, L, E) from query (B, H, L, D), key (B, H, S, D) and value (B, H, S, E); `scale` is 1 / sqrt(D) by default.

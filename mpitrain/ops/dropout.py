@@ -10,12 +10,10 @@ from mpitrain.backend import Array
 from mpitrain.backend.random import current
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels import dropout as kernels
-from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["dropout"]
 
 
-@numpy_names
 def dropout(x: Any, p: float, layer: str, residual: Any = None, *, part: int = 0,
             positions: Array | None = None) -> Tensor:
     """Sets each element of x (B, ...) to 0 with probability p and divides the others by 1 - p; adds `residual`, of x's shape.

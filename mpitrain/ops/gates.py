@@ -8,7 +8,6 @@ from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.ops.activation import sigmoid, silu, softmax, softplus, tanh
 from mpitrain.ops.elementwise import absolute, multiply, negative, subtract
-from mpitrain.ops.inputs import numpy_names
 from mpitrain.ops.shape import split
 
 __all__ = ["glu", "log_sigmoid", "mish", "softmin", "softsign", "swiglu", "tanhshrink"]
@@ -19,7 +18,6 @@ def log_sigmoid(x: Any) -> Tensor:
     return negative(softplus(negative(x)))
 
 
-@numpy_names
 def mish(x: Any) -> Tensor:
     """x tanh(log(1 + exp(x))); Misra, 2019."""
     return multiply(x, tanh(softplus(x)))

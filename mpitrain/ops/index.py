@@ -9,7 +9,6 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.kernels.rows import scatter_add_rows
-from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["embedding", "getitem", "take"]
 
@@ -164,13 +163,11 @@ def getitem(x: Any, index: Any) -> Tensor:
     return Gather.apply(x, *map(xp.asarray, chosen), index=places)
 
 
-@numpy_names
 def take(x: Any, index: Any, dim: int = 0) -> Tensor:
     """The entries `index` along `dim`; the dims of `index` stand in for `dim`. DataError where one is out of range."""
     return Take.apply(x, index, dim=dim)
 
 
-@numpy_names
 def embedding(indices: Any, weight: Any) -> Tensor:
     """Rows `indices` (...) of `weight` (V, D): (..., D). DataError (row, value) where an index is out of range."""
     return Embedding.apply(indices, weight)

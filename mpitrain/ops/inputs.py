@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -11,7 +12,7 @@ import numpy as np
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, is_array
-from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.errors import ConfigError, MpitrainError, ShapeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 Dims = int | Sequence[int] | None
@@ -115,14 +116,18 @@ def sizes_of(name: str, given: tuple[Any, ...]) -> tuple[int, ...]:
         raise ShapeError(f"{name}: sizes are {sizes!r}, expected integers") from None
 
 
-def numpy_names(function: F) -> F:
-    """Lets an op be called with NumPy's `axis` and `keepdims` in place of PyTorch's `dim` (or `dims`) and `keepdim`.
+FAILURES = (MpitrainError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)   # of calls that are wrong
 
-    Arguments that it does not have are an ArgumentError, which says what PyTorch's are here.
+
+def door(function: F) -> F:
+    """What users call: an op, which also takes NumPy's `axis` and `keepdims` for PyTorch's `dim` (or `dims`) and `keepdim`.
+
+    A call that fails says so in one line (`mistakes.told`). Until then the door looks at nothing: operations call each other
+    without it.
     """
-    code = function.__code__
-    arguments = code.co_varnames[:code.co_argcount + code.co_kwonlyargcount]
-    names = (("axis", "dims" if "dims" in arguments else "dim"), ("keepdims", "keepdim"))
+    arguments = inspect.signature(function).parameters
+    names = [(theirs, ours) for theirs, ours in (("axis", "dims" if "dims" in arguments else "dim"), ("keepdims", "keepdim"))
+             if ours in arguments]
 
     @functools.wraps(function)
     def op(*args: Any, **kwargs: Any) -> Any:
@@ -134,10 +139,10 @@ def numpy_names(function: F) -> F:
                     kwargs[ours] = kwargs.pop(theirs)
         try:
             return function(*args, **kwargs)
-        except TypeError as error:
-            from mpitrain.ops.pytorch import misfit  # few calls are wrong
-            told = misfit(function.__name__, arguments, error)
-            if told is None:
+        except FAILURES as error:
+            from mpitrain.ops.mistakes import told  # few calls are wrong
+            message = told(function, args, kwargs, error)
+            if message is None:
                 raise
-            raise told from None
+            raise message from error
     return op  # type: ignore[return-value]

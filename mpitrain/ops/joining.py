@@ -14,7 +14,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.index import take
-from mpitrain.ops.inputs import as_tensor, dim_of, integers, numpy_names
+from mpitrain.ops.inputs import as_tensor, dim_of, integers
 from mpitrain.ops.shape import broadcast_to, concatenate, reshape, split, stack
 
 __all__ = ["atleast_1d", "atleast_2d", "atleast_3d", "broadcast_shapes", "broadcast_tensors", "cartesian_prod", "chunk",
@@ -90,7 +90,6 @@ class Unbind(Function):
         return stack(grads, ctx.dim)
 
 
-@numpy_names
 def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """The slices of x along `dim`, which is gone in each."""
     x = as_tensor(x)
@@ -102,7 +101,6 @@ def unbind(x: Any, dim: int = 0) -> tuple[Tensor, ...]:
     return Unbind.apply(x, dim=dim)
 
 
-@numpy_names
 def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     """At most so many parts along `dim`, of one size but for the last."""
     x = as_tensor(x)
@@ -112,7 +110,6 @@ def chunk(x: Any, chunks: int, dim: int = 0) -> tuple[Tensor, ...]:
     return split(x, max(-(-size // chunks), 1), dim) if size else split(x, [0] * chunks, dim)
 
 
-@numpy_names
 def tensor_split(x: Any, indices_or_sections: Any, dim: int = 0) -> tuple[Tensor, ...]:
     """So many parts along `dim`, as equal as can be, the first ones larger; or parts that end at these places."""
     x = as_tensor(x)

@@ -13,7 +13,6 @@ from mpitrain.kernels import pointwise, rows
 from mpitrain.ops.activation import sigmoid, softmax
 from mpitrain.ops.choice import signs, where
 from mpitrain.ops.elementwise import log
-from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_count", "element_count", "huber",
            "kl_divergence", "l1", "mse"]
@@ -190,7 +189,6 @@ def check_labels(flat: Array, classes: int, ignore: int | None, labels: Array) -
                         row=place // (flat.size // len(labels)) if labels.ndim else 0)
 
 
-@numpy_names
 def cross_entropy(input: Any, target: Any, *, label_smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
     """-log softmax(input)[target], summed; logits `input` (..., C), integer `target` (...).
 
@@ -228,7 +226,6 @@ def huber(prediction: Any, target: Any, delta: float = 1.0) -> Tensor:
     return Huber.apply(prediction, target, delta=delta)
 
 
-@numpy_names
 def binary_cross_entropy_with_logits(input: Any, target: Any) -> Tensor:
     """Summed over all elements; `target` holds floats in 0 ... 1, `input` logits of its shape."""
     return BinaryCrossEntropy.apply(input, target)

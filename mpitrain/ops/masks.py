@@ -10,14 +10,13 @@ from mpitrain.errors import ShapeError
 from mpitrain.ops.choice import where
 from mpitrain.ops.creation import astype
 from mpitrain.ops.index import getitem
-from mpitrain.ops.inputs import as_array, as_tensor, fitting, integers, numpy_names
+from mpitrain.ops.inputs import as_array, as_tensor, fitting, integers
 from mpitrain.ops.scattering import Put, _rows_index, within
 from mpitrain.ops.shape import broadcast_to, reshape
 
 __all__ = ["index_fill", "masked_fill", "masked_scatter", "masked_select", "one_hot"]
 
 
-@numpy_names
 def index_fill(x: Any, dim: int, index: Any, value: Any) -> Tensor:
     """A copy of x whose rows `index` along `dim` are filled with one value."""
     x = as_tensor(x)

@@ -12,7 +12,7 @@ from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.index import getitem, take
-from mpitrain.ops.inputs import as_array, as_tensor, dim_of, dims_of, integers, numpy_names, sizes_of
+from mpitrain.ops.inputs import as_array, as_tensor, dim_of, dims_of, integers, sizes_of
 from mpitrain.ops.shape import broadcast_to, reshape, transpose
 
 __all__ = ["adjoint", "expand", "expand_as", "flatten", "flip", "fliplr", "flipud", "movedim", "narrow", "permute", "ravel",
@@ -46,7 +46,6 @@ class Flip(Function):
         return Flip.apply(grad, dims=ctx.dims)
 
 
-@numpy_names
 def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> Tensor:
     """`x` shifted along each dim by so many places; what leaves at one end enters at the other. Flat where no dim is given."""
     x = as_tensor(x)
@@ -63,7 +62,6 @@ def roll(x: Any, shifts: int | Sequence[int], dims: int | Sequence[int] | None =
     return Roll.apply(x, shifts=shifts, dims=found)
 
 
-@numpy_names
 def flip(x: Any, dims: Any, *more: int) -> Tensor:
     """`x` in reverse order along these dims."""
     x, given = as_tensor(x), sizes_of("flip", (dims, *more) if isinstance(dims, int) else (dims,))
@@ -117,7 +115,6 @@ def tile(x: Any, *dims: Any) -> Tensor:
     return repeat(x, (1,) * (x.ndim - len(times)) + times)
 
 
-@numpy_names
 def repeat_interleave(x: Any, repeats: Any, dim: int | None = None, *, output_size: int | None = None) -> Tensor:
     """Each element of `x` along `dim` (flat where there is none) repeated so often: one number, or one for each."""
     x = as_tensor(x)
@@ -232,7 +229,6 @@ def adjoint(x: Any) -> Tensor:
     return conj(turned)
 
 
-@numpy_names
 def select(x: Any, dim: int, index: int) -> Tensor:
     """x at one place along `dim`, which is gone."""
     x = as_tensor(x)
@@ -245,7 +241,6 @@ def select(x: Any, dim: int, index: int) -> Tensor:
     return getitem(x, (slice(None),) * dim + (index,))
 
 
-@numpy_names
 def narrow(x: Any, dim: int, start: Any, length: int) -> Tensor:
     """`length` places of x along `dim`, from `start` on."""
     x = as_tensor(x)
@@ -261,7 +256,6 @@ def narrow(x: Any, dim: int, start: Any, length: int) -> Tensor:
     return getitem(x, (slice(None),) * dim + (slice(start, start + length),))
 
 
-@numpy_names
 def unfold(x: Any, dim: int, size: int, step: int) -> Tensor:
     """Windows of `size` along `dim`, each `step` further on: their number stands there, and their places in a new last dim."""
     x = as_tensor(x)

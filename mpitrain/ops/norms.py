@@ -12,7 +12,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels.sums import sum_over
 from mpitrain.ops.choice import clip
 from mpitrain.ops.elementwise import absolute
-from mpitrain.ops.inputs import Dims, as_tensor, check_number, dims_of, numpy_names
+from mpitrain.ops.inputs import Dims, as_tensor, check_number, dims_of
 from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
@@ -21,7 +21,6 @@ from mpitrain.ops.shape import reshape
 __all__ = ["norm", "normalize", "vector_norm"]
 
 
-@numpy_names
 def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Tensor:
     """(sum of |x| ** ord) ** (1 / ord) over `dim`, by default all; inf and -inf are the largest and smallest |x|, 0 counts what
     is not 0. The gradient at a norm of 0 is 0."""
@@ -65,7 +64,6 @@ class Norm(Function):
         return base ** (ctx.ord - 1) * Tensor((x.array != 0) * one) * (share * norm ** (1 - ctx.ord))
 
 
-@numpy_names
 def norm(x: Any, p: float | str = 2, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """`vector_norm` with PyTorch's older names; "fro" is p = 2, also of all of x."""
     if isinstance(p, str) and p != "fro":
@@ -75,7 +73,6 @@ def norm(x: Any, p: float | str = 2, dim: Dims = None, keepdim: bool = False) ->
     return vector_norm(x, p, dim, keepdim)
 
 
-@numpy_names
 def normalize(x: Any, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12) -> Tensor:
     """`x` over its norm along `dim`, which counts as `eps` where it is smaller: rows of length 1."""
     x = as_tensor(x)

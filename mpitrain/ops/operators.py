@@ -11,7 +11,7 @@ from mpitrain.backend import is_array
 from mpitrain.errors import GraphError, ShapeError
 from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape
 from mpitrain.ops.activation import tanh
-from mpitrain.ops.inputs import numpy_names
+from mpitrain.ops.inputs import door
 
 
 def _swapped(op: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
@@ -22,15 +22,7 @@ def _swapped(op: Callable[[Any, Any], Tensor]) -> Callable[[Any, Any], Tensor]:
 
 def _later(name: str) -> Callable[..., Any]:
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        op = getattr(sys.modules[__package__], name)
-        try:
-            return op(self, *args, **kwargs)
-        except TypeError as error:
-            from mpitrain.ops.pytorch import misfit  # few calls are wrong
-            told = misfit(name, op.__code__.co_varnames[:op.__code__.co_argcount], error) if hasattr(op, "__code__") else None
-            if told is None:
-                raise
-            raise told from None
+        return getattr(sys.modules[__package__], name)(self, *args, **kwargs)
     method.__name__ = method.__qualname__ = name
     return method
 
@@ -52,8 +44,8 @@ METHODS: dict[str, Any] = {
     "__gt__": comparison.greater, "__ge__": comparison.greater_equal,
     "__getitem__": index.getitem,
     "__iter__": lambda self: (index.getitem(self, i) for i in range(len(self))),
-    "sum": reduce.sum, "mean": reduce.mean, "reshape": shape.reshape, "transpose": shape.transpose,
-    "exp": elementwise.exp, "log": elementwise.log, "sqrt": elementwise.sqrt, "tanh": tanh,
+    "sum": door(reduce.sum), "mean": door(reduce.mean), "reshape": door(shape.reshape), "transpose": door(shape.transpose),
+    "exp": door(elementwise.exp), "log": door(elementwise.log), "sqrt": door(elementwise.sqrt), "tanh": door(tanh),
     "T": property(lambda self: shape.transpose(self)),
     "__array_ufunc__": None,                      # so that array + tensor asks the tensor, not each of its elements
 }
@@ -113,7 +105,7 @@ def _equals(op: Callable[[Any, Any], Tensor], otherwise: bool) -> Callable[[Any,
 
 def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[..., Any]:
     """As PyTorch's methods: one value of all; along a dim values and indices; with another tensor the larger of both."""
-    @numpy_names
+    @door
     def method(self: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
         if isinstance(dim, Tensor):
             return pairwise(self, dim)

@@ -11,7 +11,7 @@ from mpitrain.ops.complex_numbers import conj
 from mpitrain.ops.contraction import tensordot
 from mpitrain.ops.elementwise import multiply
 from mpitrain.ops.index import take
-from mpitrain.ops.inputs import as_tensor, dim_of, numpy_names
+from mpitrain.ops.inputs import as_tensor, dim_of
 from mpitrain.ops.linalg import matmul
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import broadcast_to, expand_dims, reshape
@@ -59,7 +59,6 @@ def vdot(x: Any, y: Any) -> Tensor:
     return dot(conj(x), y)
 
 
-@numpy_names
 def vecdot(x: Any, y: Any, dim: int = -1) -> Tensor:
     """The sum of conj(x) y along `dim`; the other dims broadcast."""
     return total(conj(x) * y, dim)
@@ -118,7 +117,6 @@ def kron(x: Any, y: Any) -> Tensor:
     return reshape(made, [n * m for n, m in zip(a, b)])
 
 
-@numpy_names
 def cross(x: Any, y: Any, dim: int = -1) -> Tensor:
     """The vector product along a dim of size 3; the other dims broadcast."""
     x, y = as_tensor(x), as_tensor(y)

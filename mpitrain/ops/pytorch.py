@@ -5,11 +5,8 @@ docs/from_pytorch.md has the commonest with what to write; a test runs its lines
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import Any
-
-from mpitrain.errors import ArgumentError
 
 DRAWN = ("random numbers inside a model are functions of the seed, the step, the sample and the layer's name, the same on any "
          "number of ranks (nn.Dropout); first values come from nn.init, and data from numpy.random.default_rng(seed)")
@@ -23,17 +20,23 @@ def each(names: str, hint: str) -> dict[str, str]:
 
 
 ARGUMENTS = {
+    "alpha": "write the product: x + alpha * y",
     "device": DEVICE,
     "dtype": "convert what goes in or comes out: x.to(dtype)",
     "inplace": "no operation changes a tensor; leave it out",
     "out": "no operation writes into an array; write y = ops.NAME(...)",
     "requires_grad": "x.requires_grad_() makes a leaf of a tensor",
+    "reduce": 'reduction="none"',
     "rounding_mode": "ops.floor_divide and ops.trunc_divide",
+    "size_average": 'reduction="mean" or "sum"',
     "sparse_grad": "gradients are dense; leave it out",
     "training": "the model's train() and eval() decide; layers such as nn.Dropout ask them",
     "unbiased": "unbiased=False is correction=0",
 }
 OPERATIONS = {
+    "Parameter": "nn.Parameter(shape, init) describes it, for instance with nn.init.zeros; model.initialize() gives the values, "
+                 "and model.load_state_dict() those of an array",
+    "Buffer": "nn.Buffer(shape, init) describes it; model.initialize() gives the values",
     "cross_entropy": "with weight or reduction, write ops.nll_loss(ops.log_softmax(x, 1), labels, weight=..., reduction=...), "
                      "or nn.CrossEntropyLoss",
     "dropout": "masks are named: ops.dropout(x, p, layer=self.path) inside a module, or nn.Dropout(p)",
@@ -101,17 +104,6 @@ def without(what: str, name: str, words: dict[str, str]) -> AttributeError:
     """The error for a name that `what` has not: with what to write instead, where PyTorch has the name."""
     hint = words.get(name)
     return AttributeError(f"{what} has no attribute {name!r}" + (f"; in place of PyTorch's {name}: {hint}" if hint else ""))
-
-
-def misfit(name: str, arguments: tuple[str, ...], error: TypeError) -> ArgumentError | None:
-    """What to say where the call itself failed, not a line inside the operation: None there."""
-    assert error.__traceback__ is not None
-    if error.__traceback__.tb_next is not None:
-        return None
-    text = re.sub(r"^\S*\(\) ?", "", str(error))
-    asked = re.search(r"keyword argument '(\w+)'", text)
-    hints = [ARGUMENTS.get(asked[1], "").replace("NAME", name) if asked else "", OPERATIONS.get(name, "")]
-    return ArgumentError("; ".join([f"{name}: {text}", f"its arguments are ({', '.join(arguments)})", *filter(None, hints)]))
 
 
 def hint_of_op(name: str) -> str:

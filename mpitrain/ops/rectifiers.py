@@ -13,7 +13,7 @@ from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.random import random_words
 from mpitrain.ops.choice import minimum, where
 from mpitrain.ops.elementwise import exp
-from mpitrain.ops.inputs import check_number, numpy_names
+from mpitrain.ops.inputs import check_number
 from mpitrain.ops.shape import reshape
 
 __all__ = ["celu", "elu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "prelu", "relu6", "rrelu", "selu", "softshrink",
@@ -126,19 +126,16 @@ class Threshold(Function):
         return where(x <= ctx.bound, 0.0, grad)
 
 
-@numpy_names
 def elu(x: Any, alpha: float = 1.0) -> Tensor:
     """x above 0, alpha (exp(x) - 1) below; Clevert et al., 2015."""
     return Elu.apply(x, alpha=alpha, width=1.0, scale=1.0)
 
 
-@numpy_names
 def selu(x: Any) -> Tensor:
     """The ELU with the scale and alpha that keep mean 0 and variance 1; Klambauer et al., 2017."""
     return Elu.apply(x, alpha=SELU_ALPHA, width=1.0, scale=SELU_SCALE)
 
 
-@numpy_names
 def celu(x: Any, alpha: float = 1.0) -> Tensor:
     """x above 0, alpha (exp(x / alpha) - 1) below; Barron, 2017. ConfigError where alpha is 0."""
     if alpha == 0:
@@ -146,7 +143,6 @@ def celu(x: Any, alpha: float = 1.0) -> Tensor:
     return Elu.apply(x, alpha=alpha, width=alpha, scale=1.0)
 
 
-@numpy_names
 def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     """x limited to [min_val, max_val]; the gradient passes inside, not at the bounds as that of `clip` does."""
     check_number("hardtanh", "min_val", min_val)
@@ -156,19 +152,16 @@ def hardtanh(x: Any, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
     return Hardtanh.apply(x, low=min_val, high=max_val)
 
 
-@numpy_names
 def relu6(x: Any) -> Tensor:
     """x limited to [0, 6]."""
     return Hardtanh.apply(x, low=0.0, high=6.0)
 
 
-@numpy_names
 def hardsigmoid(x: Any) -> Tensor:
     """min(max(x + 3, 0), 6) / 6."""
     return Hardsigmoid.apply(x)
 
 
-@numpy_names
 def hardswish(x: Any) -> Tensor:
     """x hardsigmoid(x); Howard et al.: "Searching for MobileNetV3", 2019."""
     return Hardswish.apply(x)
@@ -186,7 +179,6 @@ def softshrink(x: Any, lambd: float = 0.5) -> Tensor:
     return Shrink.apply(x, width=lambd, by=lambd)
 
 
-@numpy_names
 def threshold(x: Any, threshold: float, value: float) -> Tensor:
     """x where x > threshold, else value."""
     return Threshold.apply(x, bound=threshold, value=value)
@@ -205,7 +197,6 @@ def prelu(x: Any, weight: Any) -> Tensor:
     return where((x.array if isinstance(x, Tensor) else x) > 0, x, slope * x)
 
 
-@numpy_names
 def rrelu(x: Any, layer: str, lower: float = 1 / 8, upper: float = 1 / 3) -> Tensor:
     """x, or s x where x <= 0, with s uniform in [lower, upper), one for each element of x (B, ...); Xu et al., 2015.
 

@@ -11,7 +11,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels.sums import sum_over
 from mpitrain.ops.elementwise import exp
 from mpitrain.ops.inputs import Dims as Given
-from mpitrain.ops.inputs import numpy_names, reduced
+from mpitrain.ops.inputs import reduced
 from mpitrain.ops.shape import broadcast_to
 
 __all__ = ["logsumexp", "max", "mean", "min", "sum", "var"]
@@ -160,35 +160,29 @@ def _count(x: Array, dim: Dims) -> int:
     return prod(x.shape[d] for d in _dims(x, dim))
 
 
-@numpy_names
 def sum(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     return Sum.apply(x, dim=reduced("sum", x, dim), keepdim=keepdim)
 
 
-@numpy_names
 def mean(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     return Mean.apply(x, dim=reduced("mean", x, dim), keepdim=keepdim)
 
 
-@numpy_names
 def max(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """The largest values (not where they are); equal ones share the gradient equally."""
     return Extremum.apply(x, dim=reduced("max", x, dim), keepdim=keepdim, largest=True)
 
 
-@numpy_names
 def min(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """The smallest values (not where they are); equal ones share the gradient equally."""
     return Extremum.apply(x, dim=reduced("min", x, dim), keepdim=keepdim, largest=False)
 
 
-@numpy_names
 def var(x: Any, dim: Given = None, *, keepdim: bool = False, correction: int = 1) -> Tensor:
     """The variance: squared distances from the mean, summed and divided by ``count - correction``."""
     return Variance.apply(x, dim=reduced("var", x, dim), keepdim=keepdim, correction=correction)
 
 
-@numpy_names
 def logsumexp(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` without overflow."""
     return LogSumExp.apply(x, dim=reduced("logsumexp", x, dim), keepdim=keepdim)

@@ -11,7 +11,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
 from mpitrain.ops.comparison import not_equal
 from mpitrain.ops.elementwise import add, subtract
-from mpitrain.ops.inputs import as_tensor, dim_of, float_tensor, numpy_names, raw
+from mpitrain.ops.inputs import as_tensor, dim_of, float_tensor, raw
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.results import Places
 from mpitrain.ops.scattering import gather, places_of
@@ -103,7 +103,6 @@ def _along_last(function: type[Function], name: str, x: Tensor, dim: Any) -> Ten
     return swapaxes(function.apply(swapaxes(x, dim, -1)), dim, -1)
 
 
-@numpy_names
 def cumsum(x: Any, dim: int) -> Tensor:
     """Running sums along `dim`; of integers and booleans int64."""
     x = as_tensor(x)
@@ -111,13 +110,11 @@ def cumsum(x: Any, dim: int) -> Tensor:
     return CumSum.apply(x, dim=dim) if x.ndim else add(x, 0)
 
 
-@numpy_names
 def cumprod(x: Any, dim: int) -> Tensor:
     """Running products along `dim`; of integers and booleans int64."""
     return _along_last(CumProd, "cumprod", as_tensor(x), dim)
 
 
-@numpy_names
 def logcumsumexp(x: Any, dim: int) -> Tensor:
     """Logarithms of running sums of exp(x) along `dim`, without overflow."""
     x = as_tensor(x)
@@ -126,13 +123,11 @@ def logcumsumexp(x: Any, dim: int) -> Tensor:
     return _along_last(LogCumSumExp, "logcumsumexp", x, dim)
 
 
-@numpy_names
 def cummax(x: Any, dim: int) -> Places:
     """The largest value so far along `dim`, and where it is (int64), the last place at a tie."""
     return _extremum("cummax", as_tensor(x), dim, False)
 
 
-@numpy_names
 def cummin(x: Any, dim: int) -> Places:
     """The smallest value so far along `dim`, and where it is (int64), the last place at a tie."""
     return _extremum("cummin", as_tensor(x), dim, True)
@@ -146,7 +141,6 @@ def _extremum(name: str, x: Tensor, dim: Any, smallest: bool) -> Places:
     return Places(gather(x, dim, places), Tensor(places))
 
 
-@numpy_names
 def diff(x: Any, n: int = 1, dim: int = -1, prepend: Any = None, append: Any = None) -> Tensor:
     """Differences of neighbours along `dim`, n times, after `prepend` and `append` were put at the ends."""
     x = as_tensor(x)
@@ -184,14 +178,12 @@ def _trapezoids(name: str, y: Any, x: Any, dx: Any, dim: int) -> tuple[Tensor, i
     return (y[(*before, slice(1, None))] + y[(*before, slice(None, -1))]) * dx * 0.5, dim - y.ndim
 
 
-@numpy_names
 def trapezoid(y: Any, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
     """The integral along `dim` of samples `y` at `x`, or `dx` apart, by the trapezoidal rule."""
     parts, dim = _trapezoids("trapezoid", y, x, raw(dx), dim)
     return total(parts, dim)
 
 
-@numpy_names
 def cumulative_trapezoid(y: Any, x: Any = None, *, dx: Any = 1, dim: int = -1) -> Tensor:
     """The integral up to each sample but the first; see `trapezoid`."""
     parts, dim = _trapezoids("cumulative_trapezoid", y, x, raw(dx), dim)

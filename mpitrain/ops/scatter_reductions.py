@@ -9,7 +9,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.lines import grid
 from mpitrain.ops.choice import where
-from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
+from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers
 from mpitrain.ops.scattering import Put, checked, gather, scatter_add, widened
 from mpitrain.ops.shape import reshape
 
@@ -70,7 +70,6 @@ class ScatterProduct(Function):
         return grad * others(x, product, zeros), None, by_source
 
 
-@numpy_names
 def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, include_self: bool = True) -> Tensor:
     """A copy of x, reduced with `src` at the places of `index` along `dim`: "sum", "prod", "mean", "amin" or "amax".
 
@@ -100,7 +99,6 @@ def scatter_reduce(x: Any, dim: int, index: Any, src: Any, reduce: str, *, inclu
     return reshape(made, shape)
 
 
-@numpy_names
 def index_reduce(x: Any, dim: int, index: Any, source: Any, reduce: str, *, include_self: bool = True) -> Tensor:
     """`scatter_reduce` of the rows of `source` along `dim` to the rows `index` (one dim) of x."""
     x, source = as_tensor(x), as_tensor(source)

@@ -14,7 +14,7 @@ from mpitrain.kernels.rows import scatter_add_rows
 from mpitrain.ops.choice import where
 from mpitrain.ops.creation import astype
 from mpitrain.ops.index import getitem, take
-from mpitrain.ops.inputs import as_array, as_tensor, dim_of, fitting, integers, numpy_names
+from mpitrain.ops.inputs import as_array, as_tensor, dim_of, fitting, integers
 from mpitrain.ops.shape import broadcast_to, reshape, transpose
 
 __all__ = ["gather", "index_add", "index_copy", "index_put", "index_select", "scatter", "scatter_add", "take_along_dim"]
@@ -140,7 +140,6 @@ def within(name: str, index: Array, n: int) -> None:
         raise ShapeError(f"{name}: index {int(wrong)} is not in 0 ... {n - 1}")
 
 
-@numpy_names
 def gather(x: Any, dim: int, index: Any) -> Tensor:
     """x[index[i, j], j] for dim 0 of two, x[i, index[i, j]] for dim 1; of the shape of `index`."""
     x = as_tensor(x)
@@ -152,7 +151,6 @@ def gather(x: Any, dim: int, index: Any) -> Tensor:
     return found if found.shape == shape else reshape(found, shape)
 
 
-@numpy_names
 def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
     """A copy of x with `src` added at x[index[i, j], j] for dim 0 of two, and so on; sums in the order of the index."""
     x = as_tensor(x)
@@ -163,7 +161,6 @@ def scatter_add(x: Any, dim: int, index: Any, src: Any) -> Tensor:
     return reshape(Scatter.apply(wide, index, src, dim=dim, add=True), shape)
 
 
-@numpy_names
 def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None, reduce: str | None = None) -> Tensor:
     """A copy of x with `src`, or the number `value`, at x[index[i, j], j] for dim 0 of two, and so on.
 
@@ -193,7 +190,6 @@ def scatter(x: Any, dim: int, index: Any, src: Any = None, *, value: Any = None,
     return reshape(where(chosen, value, wide), shape)
 
 
-@numpy_names
 def take_along_dim(x: Any, indices: Any, dim: int | None = None) -> Tensor:
     """`gather`, whose index and x broadcast against each other; along all of x, flat, where `dim` is None."""
     x, index = as_tensor(x), integers("take_along_dim", as_array(indices))
@@ -235,7 +231,6 @@ class IndexAdd(Function):
         return grad, None, take(grad, ctx.index, 0) if ctx.needs[2] else None
 
 
-@numpy_names
 def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) -> Tensor:
     """A copy of x with the rows of `source` (along `dim`) times `alpha` added to its rows `index`, in their order."""
     x, source = as_tensor(x), as_tensor(source)
@@ -252,7 +247,6 @@ def index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: float = 1) ->
     return transpose(made, tuple(sorted(range(x.ndim), key=lambda d: order[d])))
 
 
-@numpy_names
 def index_select(x: Any, dim: int, index: Any) -> Tensor:
     """The rows `index` of x along `dim`."""
     x = as_tensor(x)
@@ -260,7 +254,6 @@ def index_select(x: Any, dim: int, index: Any) -> Tensor:
     return take(x, index, dim) if x.ndim else reshape(take(reshape(x, 1), index, 0), ())
 
 
-@numpy_names
 def index_copy(x: Any, dim: int, index: Any, source: Any) -> Tensor:
     """A copy of x whose rows `index` along `dim` are those of `source`."""
     x, source = as_tensor(x), as_tensor(source)

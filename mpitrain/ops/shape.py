@@ -9,7 +9,6 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.inputs import numpy_names
 
 __all__ = ["broadcast_to", "concatenate", "expand_dims", "pad", "reshape", "split", "squeeze", "stack", "swapaxes", "transpose"]
 
@@ -170,7 +169,6 @@ def broadcast_to(x: Any, shape: Sequence[int]) -> Tensor:
     return BroadcastTo.apply(x, shape=tuple(shape))
 
 
-@numpy_names
 def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Tensor:
     """`x` without its dims of size 1, or without that one, or those."""
     shape = x.shape
@@ -186,7 +184,6 @@ def squeeze(x: Any, dim: int | Sequence[int] | None = None) -> Tensor:
     return Reshape.apply(x, shape=tuple(n for i, n in enumerate(shape) if i not in gone))
 
 
-@numpy_names
 def expand_dims(x: Any, dim: int) -> Tensor:
     """`x` with a new dim of size 1, which is dim `dim` of the result."""
     shape = list(x.shape)
@@ -196,14 +193,12 @@ def expand_dims(x: Any, dim: int) -> Tensor:
     return Reshape.apply(x, shape=tuple(shape))
 
 
-@numpy_names
 def concatenate(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     if not tensors:
         raise ShapeError("concatenate needs at least one tensor")
     return Concatenate.apply(*tensors, dim=dim)
 
 
-@numpy_names
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Tensors of one shape along a new dim `dim`."""
     if len({tuple(x.shape) for x in tensors}) > 1:
@@ -211,7 +206,6 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     return concatenate([expand_dims(x, dim) for x in tensors], dim)
 
 
-@numpy_names
 def split(x: Any, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Views of consecutive parts along `dim`: of the given sizes, or of one size (the last may be smaller)."""
     shape, sizes = x.shape, split_size_or_sections

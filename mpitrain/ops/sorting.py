@@ -8,7 +8,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
-from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers, numpy_names
+from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers
 from mpitrain.ops.results import Places
 from mpitrain.ops.scattering import gather, places_of
 from mpitrain.ops.shape import reshape, squeeze, stack
@@ -17,7 +17,6 @@ __all__ = ["argsort", "argwhere", "bincount", "bucketize", "kthvalue", "median",
            "quantile", "searchsorted", "sort", "topk", "unique", "unique_consecutive"]
 
 
-@numpy_names
 def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> Places:
     """The values along `dim` in order, and where they came from (int64); NaN counts as the largest. Always stable."""
     x = as_tensor(x)
@@ -28,7 +27,6 @@ def sort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -
     return Places(gather(x, dim, places), Tensor(places))
 
 
-@numpy_names
 def argsort(x: Any, dim: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Where the values of `sort` come from (int64)."""
     x = as_tensor(x)
@@ -41,7 +39,6 @@ def msort(x: Any) -> Tensor:
     return sort(x, 0)[0]
 
 
-@numpy_names
 def topk(x: Any, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> Places:
     """The k largest (or smallest) values along `dim` in order, and where they are (int64); the first ones of equal values."""
     x = as_tensor(x)
@@ -69,7 +66,6 @@ def _at_rank(name: str, x: Tensor, dim: Any, keepdim: bool, rank: Any) -> Places
     return Places(values, Tensor(places)) if keepdim else Places(squeeze(values, dim), Tensor(places.squeeze(dim)))
 
 
-@numpy_names
 def kthvalue(x: Any, k: int, dim: int = -1, keepdim: bool = False) -> Places:
     """The k-th smallest value along `dim`, from 1 on, and where it is (int64)."""
     x = as_tensor(x)
@@ -94,13 +90,11 @@ def _middle(name: str, x: Any, dim: int | None, keepdim: bool, nan_wins: bool) -
     return values if dim is None else Places(values, places)
 
 
-@numpy_names
 def median(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """The value in the middle, the lower one of two; with `dim` also where it is (int64). NaN where one is NaN."""
     return _middle("median", x, dim, keepdim, True)
 
 
-@numpy_names
 def nanmedian(x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
     """`median` of what is not NaN."""
     return _middle("nanmedian", x, dim, keepdim, False)
@@ -145,19 +139,16 @@ def _quantiles(name: str, x: Any, q: Any, dim: int | None, keepdim: bool, interp
     return rows[0] if q.ndim == 0 else stack(rows, 0)
 
 
-@numpy_names
 def quantile(x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear") -> Tensor:
     """The value below which a share q of the values lies; several q make a new first dim. NaN where one is NaN."""
     return _quantiles("quantile", x, q, dim, keepdim, interpolation, False)
 
 
-@numpy_names
 def nanquantile(x: Any, q: Any, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear") -> Tensor:
     """`quantile` of what is not NaN."""
     return _quantiles("nanquantile", x, q, dim, keepdim, interpolation, True)
 
 
-@numpy_names
 def unique(x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
     """The different values in order (slices along `dim`); also where each went, and how often it is there. No gradient."""
     x = as_tensor(x)
@@ -170,7 +161,6 @@ def unique(x: Any, sorted: bool = True, return_inverse: bool = False, return_cou
     return _answers(found, inverse, counts, return_inverse, return_counts)
 
 
-@numpy_names
 def unique_consecutive(x: Any, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None) -> Any:
     """`unique` of neighbours alone, in the order in which they come."""
     x = as_tensor(x)

@@ -15,7 +15,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.fft import full_transform, half_transform, real_transform
 from mpitrain.ops.complex_numbers import conj, to_complex
-from mpitrain.ops.inputs import as_tensor, dims_of, numpy_names
+from mpitrain.ops.inputs import as_tensor, dims_of
 from mpitrain.ops.shape import concatenate, pad, split
 
 __all__ = ["fft", "fft2", "fftfreq", "fftn", "fftshift", "hfft", "hfft2", "hfftn", "ifft", "ifft2", "ifftn", "ifftshift",
@@ -142,7 +142,6 @@ def _last(xp: Any, x: Array, dims: tuple[int, ...]) -> tuple[Array, tuple[int, .
     return xp.moveaxis(x, last, -1), tuple(d - (d > last) for d in dims[:-1])
 
 
-@numpy_names
 def fft(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The transform sum_j x_j exp(-2 pi i j k / n) along `dim`, complex.
 
@@ -152,105 +151,86 @@ def fft(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None) ->
     return _full("fft", x, n, dim, norm, False)
 
 
-@numpy_names
 def ifft(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of `fft`."""
     return _full("ifft", x, n, dim, norm, True)
 
 
-@numpy_names
 def fft2(x: Any, s: Sizes = None, dim: Any = (-2, -1), norm: str | None = None) -> Tensor:
     """`fft` along two dims; `s` are the lengths."""
     return _full("fft2", x, s, dim, norm, False)
 
 
-@numpy_names
 def ifft2(x: Any, s: Sizes = None, dim: Any = (-2, -1), norm: str | None = None) -> Tensor:
     return _full("ifft2", x, s, dim, norm, True)
 
 
-@numpy_names
 def fftn(x: Any, s: Sizes = None, dim: Any = None, norm: str | None = None) -> Tensor:
     """`fft` along some dims, by default all, or as many of the last as `s` has lengths."""
     return _full("fftn", x, s, dim, norm, False)
 
 
-@numpy_names
 def ifftn(x: Any, s: Sizes = None, dim: Any = None, norm: str | None = None) -> Tensor:
     return _full("ifftn", x, s, dim, norm, True)
 
 
-@numpy_names
 def rfft(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The first n // 2 + 1 numbers of the `fft` of real x; the others are their conjugates."""
     return _half("rfft", x, n, dim, norm)
 
 
-@numpy_names
 def irfft(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The inverse of `rfft`: `n` real numbers, by default 2 (m - 1) of m complex ones."""
     return _real("irfft", x, n, dim, norm)
 
 
-@numpy_names
 def rfft2(x: Any, s: Sizes = None, dim: Any = (-2, -1), norm: str | None = None) -> Tensor:
     """`rfft` along the last of two dims, `fft` along the other."""
     return _half("rfft2", x, s, dim, norm)
 
 
-@numpy_names
 def irfft2(x: Any, s: Sizes = None, dim: Any = (-2, -1), norm: str | None = None) -> Tensor:
     return _real("irfft2", x, s, dim, norm)
 
 
-@numpy_names
 def rfftn(x: Any, s: Sizes = None, dim: Any = None, norm: str | None = None) -> Tensor:
     return _half("rfftn", x, s, dim, norm)
 
 
-@numpy_names
 def irfftn(x: Any, s: Sizes = None, dim: Any = None, norm: str | None = None) -> Tensor:
     return _real("irfftn", x, s, dim, norm)
 
 
-@numpy_names
 def hfft(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     """The real transform of what is Hermitian in time, given by its first half; its inverse is `ihfft`."""
     return _real("hfft", conj(x), n, dim, OTHER[_norm("hfft", norm)])
 
 
-@numpy_names
 def ihfft(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
     return conj(_half("ihfft", x, n, dim, OTHER[_norm("ihfft", norm)]))
 
 
-@numpy_names
 def hfft2(x: Any, s: Sizes = None, dim: Any = (-2, -1), norm: str | None = None) -> Tensor:
     return _real("hfft2", conj(x), s, dim, OTHER[_norm("hfft2", norm)])
 
 
-@numpy_names
 def ihfft2(x: Any, s: Sizes = None, dim: Any = (-2, -1), norm: str | None = None) -> Tensor:
     return conj(_half("ihfft2", x, s, dim, OTHER[_norm("ihfft2", norm)]))
 
 
-@numpy_names
 def hfftn(x: Any, s: Sizes = None, dim: Any = None, norm: str | None = None) -> Tensor:
     return _real("hfftn", conj(x), s, dim, OTHER[_norm("hfftn", norm)])
 
 
-@numpy_names
 def ihfftn(x: Any, s: Sizes = None, dim: Any = None, norm: str | None = None) -> Tensor:
     return conj(_half("ihfftn", x, s, dim, OTHER[_norm("ihfftn", norm)]))
 
 
-@numpy_names
 def fftshift(x: Any, dim: Any = None) -> Tensor:
     """x with the frequency 0 moved from the first place to the middle, along all dims or some."""
     return _shifted("fftshift", x, dim, lambda n: n // 2)
 
 
-@numpy_names
 def ifftshift(x: Any, dim: Any = None) -> Tensor:
     """The inverse of `fftshift`."""
     return _shifted("ifftshift", x, dim, lambda n: n - n // 2)

@@ -13,7 +13,7 @@ from mpitrain.kernels import lines as kernels
 from mpitrain.ops.choice import where
 from mpitrain.ops.comparison import equal
 from mpitrain.ops.elementwise import sqrt
-from mpitrain.ops.inputs import Dims, as_tensor, dim_of, dims_of, float_tensor, numpy_names
+from mpitrain.ops.inputs import Dims, as_tensor, dim_of, dims_of, float_tensor
 from mpitrain.ops.logic import isnan, plain
 from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import mean, var
@@ -62,7 +62,6 @@ def _kept(x: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(1 if d in dims else n for d, n in enumerate(x.shape))
 
 
-@numpy_names
 def prod(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The product; of integers and booleans int64."""
     x = as_tensor(x)
@@ -77,7 +76,6 @@ def _over(x: Any, dim: Dims, name: str) -> tuple[Tensor, tuple[int, ...] | None]
     return x, dims_of(name, x, dim)
 
 
-@numpy_names
 def std(x: Any, dim: Dims = None, *, keepdim: bool = False, correction: int = 1) -> Tensor:
     """The standard deviation, the root of `var`; its gradient is 0 where it is 0."""
     x, dims = _over(x, dim, "std")
@@ -90,27 +88,23 @@ def _root(squares: Tensor) -> Tensor:
     return where(none, squares.dtype.type(0), sqrt(where(none, squares.dtype.type(1), squares)))
 
 
-@numpy_names
 def var_mean(x: Any, dim: Dims = None, *, keepdim: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
     """The variance and the mean."""
     x, dims = _over(x, dim, "var_mean")
     return var(x, dims, keepdim=keepdim, correction=correction), mean(x, dims, keepdim)
 
 
-@numpy_names
 def std_mean(x: Any, dim: Dims = None, *, keepdim: bool = False, correction: int = 1) -> tuple[Tensor, Tensor]:
     """The standard deviation and the mean."""
     return std(x, dim, keepdim=keepdim, correction=correction), mean(x, dims_of("std_mean", as_tensor(x), dim), keepdim)
 
 
-@numpy_names
 def nansum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The sum of what is not NaN."""
     x, dims = _over(x, dim, "nansum")
     return total(where(isnan(x), x.dtype.type(0), x) if x.dtype.kind == "f" else x, dims, keepdim)
 
 
-@numpy_names
 def nanmean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The mean of what is not NaN; NaN where there is nothing else."""
     x, dims = _over(float_tensor("nanmean", x), dim, "nanmean")
@@ -118,13 +112,11 @@ def nanmean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     return nansum(x, dims, keepdim) / Tensor(x.xp.where(count == 0, x.dtype.type(float("nan")), count))
 
 
-@numpy_names
 def any(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """True where one element at least is not 0; of each element by itself where `dim` is empty, as in PyTorch."""
     return _any(x, dims=_asked(x, dim, "any"), keepdim=keepdim)
 
 
-@numpy_names
 def all(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """True where no element is 0; of each element by itself where `dim` is empty, as in PyTorch."""
     return _all(x, dims=_asked(x, dim, "all"), keepdim=keepdim)
@@ -138,7 +130,6 @@ _any = plain("any", lambda xp, x, dims, keepdim: xp.any(x, axis=dims, keepdims=k
 _all = plain("all", lambda xp, x, dims, keepdim: xp.all(x, axis=dims, keepdims=keepdim), "")
 
 
-@numpy_names
 def count_nonzero(x: Any, dim: Dims = None) -> Tensor:
     """How many elements are not 0 (int64)."""
     x, dims = _over(x, dim, "count_nonzero")
@@ -157,13 +148,11 @@ def _arg(name: str, x: Any, dim: int | None, keepdim: bool) -> Tensor:
     return Tensor(made.reshape(_kept(x, tuple(range(x.ndim)) if dim is None else (dim,))) if keepdim and x.ndim else made)
 
 
-@numpy_names
 def argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Where the largest value is (int64), the first place at a tie; in all of x, flat, where no dim is given."""
     return _arg("argmax", x, dim, keepdim)
 
 
-@numpy_names
 def argmin(x: Any, dim: int | None = None, keepdim: bool = False) -> Tensor:
     """Where the smallest value is (int64), the first place at a tie; in all of x, flat, where no dim is given."""
     return _arg("argmin", x, dim, keepdim)
@@ -179,19 +168,16 @@ def _with_index(name: str, x: Any, dim: int, keepdim: bool) -> Places:
     return Places(values, places)
 
 
-@numpy_names
 def max_with_index(x: Any, dim: int, keepdim: bool = False) -> Places:
     """The largest values along `dim`, and where they are, the first place at a tie: what PyTorch's x.max(dim) gives."""
     return _with_index("argmax", x, dim, keepdim)
 
 
-@numpy_names
 def min_with_index(x: Any, dim: int, keepdim: bool = False) -> Places:
     """The smallest values along `dim`, and where they are, the first place at a tie: what PyTorch's x.min(dim) gives."""
     return _with_index("argmin", x, dim, keepdim)
 
 
-@numpy_names
 def aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> Range:
     """The smallest and the largest value; equal ones share the gradient equally."""
     x, dims = _over(x, dim, "aminmax")

@@ -156,3 +156,16 @@ def test_a_copied_model_keeps_its_precision() -> None:
     assert (twin.weight.operands, twin.storage.precision, storage.dtype) == ("bfloat16", "bfloat16", np.float32)
     layer.initialize(0, "float32")
     assert layer.weight.operands == ""
+
+
+@needs_compiler
+@pytest.mark.parametrize(("shape", "rounds"), [
+    ((16, 256, 256), True), ((15, 256, 256), False), ((16, 256, 255), False), ((8, 8, 1 << 14), True), ((7, 8, 1 << 15), False),
+    ((8, 7, 1 << 15), False)])
+def test_products_below_2_to_the_20_multiplications_stay_float32(shape: tuple[int, int, int], rounds: bool) -> None:
+    """docs/running.md says so: (M, N, K), M N K >= 2^20 and M, N >= 8."""
+    m, n, k = shape
+    x, y = matrix(m, k), matrix(k, n, seed=2)
+    found = product(x, y, operands="bfloat16")
+    np.testing.assert_array_equal(found, module.native_bfloat16(x, y, None, None) if rounds else np.matmul(x, y))
+    assert (np.abs(found - x.astype(np.float64) @ y).max() > 1e-3 * k ** 0.5) == rounds

@@ -76,9 +76,9 @@ def test_a_misspelt_name_costs_nothing_where_nobody_reads_the_message(monkeypatc
 
 @pytest.mark.parametrize(("make", "message"), [
     (lambda: nn.Linear(in_features=3, out_features=4),
-     r"Linear\(\) got .* 'in_features'; its arguments are inputs, outputs, bias"),
-    (lambda: nn.Conv1d(3, 4, kernel_size=3), r"Conv1d\(\) got .* 'kernel_size'; .*inputs, outputs, kernel"),
-    (lambda: nn.LSTM(input_size=3, hidden_size=4), r"LSTM\(\) got .* 'input_size'; .*inputs, hidden")])
+     r"^Linear: got .* 'in_features'; its arguments are \(inputs, outputs, bias"),
+    (lambda: nn.Conv1d(3, 4, kernel_size=3), r"^Conv1d: got .* 'kernel_size'; .*inputs, outputs, kernel"),
+    (lambda: nn.LSTM(input_size=3, hidden_size=4), r"^LSTM: got .* 'input_size'; .*inputs, hidden")])
 def test_a_layer_names_its_arguments(make: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
         make()

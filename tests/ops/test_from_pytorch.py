@@ -19,7 +19,7 @@ import mpitrain
 from mpitrain import Tensor, autograd, nn, ops
 from mpitrain.errors import ArgumentError, GraphError, MpitrainError, ShapeError
 from mpitrain.ops import pytorch
-from mpitrain.ops.inputs import numpy_names
+from mpitrain.ops.inputs import door
 from mpitrain.ops.pytorch import each
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_pytorch.md"
@@ -78,7 +78,7 @@ def test_a_type_error_inside_an_operation_is_not_taken_for_a_wrong_call() -> Non
     def broken() -> None:
         raise TypeError("broken() got an unexpected keyword argument 'dtype'")
 
-    for call in (lambda: numpy_names(lambda x, dim=None: broken())(1, dim=0), lambda: numpy_names(lambda x: float([x]))(1)):
+    for call in (lambda: door(lambda x, dim=None: broken())(1, dim=0), lambda: door(lambda x: float([x]))(1)):
         with pytest.raises(TypeError) as caught:
             call()
         assert not isinstance(caught.value, ArgumentError)

@@ -221,7 +221,8 @@ class Pipeline:
             output: Tensor = self.stage.chunks[chunk](x)
         if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
             return output
-        return self.loss(output, self.feed.targets(micro.y))
+        loss: Tensor = self.loss(output, self.feed.targets(micro.y))
+        return loss
 
     def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
         """The summed loss as a number. NumericsError where it is not finite because of this stage.
