@@ -47,6 +47,7 @@ class Function:
     `broadcasts`: the gradients are summed back to the shapes of the inputs. `views`: the output shows the input's memory.
     `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs. `floats`: how many of the
     first inputs must be float32 or float64, since compiled code reads them; the others may be labels, indices or masks.
+    `integers`: the kinds that may stand there all the same, "iu" (and "b": booleans), since forward minds them or `makes_floats`.
     `is_arithmetic`: of integers and a number with fractions float32 comes, too, and of integers alone integers.
     `makes_floats`: integers and booleans become float32 first, PyTorch's default (NumPy would make float16 of bytes).
     `complex_inputs`: "" (the default): they are refused. "analytic": each output is an analytic function of each input, and
@@ -59,6 +60,7 @@ class Function:
     views = False
     result_dtype: Any = None
     floats = 0
+    integers = ""
     makes_floats = is_arithmetic = False
     complex_inputs = ""
     recorded = True
@@ -119,11 +121,13 @@ class Function:
                         f"one input is on {_place(xp)}, another on {_place(module)}; move them to one device first"))
                 kind = x.dtype            # below: a comparison takes None for float64, NumPy's default
                 if kind is not dtype and (dtype is None or kind != dtype):
-                    if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative):
+                    if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative) and kind.kind not in cls.integers:
                         _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
-                    if kind.kind == "f":
+                    if kind.char in "fd":
                         dtype = kind if dtype is None else _refuse(
                             cls, f"inputs of {dtype} and {kind}; convert one of them first")
+                    elif kind.char in "egG":
+                        _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
                     elif kind.kind == "c":
                         if not cls.complex_inputs:
                             _refuse(cls, f"an input is {kind}, expected real numbers; compute with its .real and .imag")
@@ -211,8 +215,10 @@ def _as_output(ctx: Context, value: Any, wanted: Any) -> Tensor:
         scalar, value = value, ctx.xp.asarray(value)      # NumPy's reductions to a scalar are no arrays
         ctx._saved = [value if kept is scalar else kept for kept in ctx._saved or ()]
     dtype = value.dtype
-    if dtype is not wanted and wanted is not None and dtype != wanted and (
-            dtype.kind == "f" or ctx.function.result_dtype is not None):
+    if wanted is None:
+        if dtype.char in "eg":                    # of NumPy's scalars, which count as numbers, not as arrays
+            raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected float32 or float64; convert the inputs first")
+    elif dtype is not wanted and dtype != wanted and (dtype.kind == "f" or ctx.function.result_dtype is not None):
         raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
     return Tensor(value)
 

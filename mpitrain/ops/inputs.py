@@ -73,6 +73,14 @@ def float_tensor(name: str, x: Any) -> Tensor:
     return x if x.dtype.kind == "f" else Tensor(floating(name, x.array))
 
 
+def only_floats(name: str, x: Any) -> Array:
+    """The array of x. ShapeError where it is neither float32 nor float64: PyTorch has no such function of integers."""
+    array = as_array(raw(x))
+    if array.dtype.char not in "fd":
+        raise ShapeError(f"{name}: the input is {array.dtype}, expected float32 or float64; convert it first")
+    return array
+
+
 def integers(name: str, x: Array, what: str = "index") -> Array:
     if x.dtype.kind not in "iu":
         raise ShapeError(f"{name}: the {what} is {x.dtype}, expected integers (int64)")

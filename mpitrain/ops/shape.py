@@ -201,6 +201,7 @@ def concatenate(tensors: Sequence[Any], dim: int = 0) -> Tensor:
 
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Tensors of one shape along a new dim `dim`."""
+    tensors = [x if hasattr(x, "shape") else Tensor(x) for x in tensors]
     if len({tuple(x.shape) for x in tensors}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(str(tuple(x.shape)) for x in tensors)} differ")
     return concatenate([expand_dims(x, dim) for x in tensors], dim)
