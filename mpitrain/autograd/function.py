@@ -121,7 +121,8 @@ class Function:
                         f"one input is on {_place(xp)}, another on {_place(module)}; move them to one device first"))
                 kind = x.dtype            # below: a comparison takes None for float64, NumPy's default
                 if kind is not dtype and (dtype is None or kind != dtype):
-                    if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative) and kind.kind not in cls.integers:
+                    if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative) and (
+                            kind.kind not in cls.integers):
                         _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
                     if kind.char in "fd":
                         dtype = kind if dtype is None else _refuse(
@@ -217,7 +218,8 @@ def _as_output(ctx: Context, value: Any, wanted: Any) -> Tensor:
     dtype = value.dtype
     if wanted is None:
         if dtype.char in "eg":                    # of NumPy's scalars, which count as numbers, not as arrays
-            raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected float32 or float64; convert the inputs first")
+            raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected float32 or float64; convert the inputs "
+                             "first")
     elif dtype is not wanted and dtype != wanted and (dtype.kind == "f" or ctx.function.result_dtype is not None):
         raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
     return Tensor(value)

@@ -76,8 +76,8 @@ def _lettered(given: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
     pairs = len(given) // 2
     lists = [*given[1:2 * pairs:2], *given[2 * pairs:]]
     if not pairs or not all(isinstance(numbers, list | tuple) for numbers in lists):
-        raise ShapeError('einsum: expected an equation such as "ij->i" and operands, or operands each with a list of numbers after '
-                         "it that name its dims")
+        raise ShapeError('einsum: expected an equation such as "ij->i" and operands, or operands each with a list of numbers '
+                         "after it that name its dims")
     texts = []
     for numbers in lists:
         for i in numbers:

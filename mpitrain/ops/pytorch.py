@@ -33,7 +33,13 @@ ARGUMENTS = {
     "training": "the model's train() and eval() decide; layers such as nn.Dropout ask them",
     "unbiased": "unbiased=False is correction=0",
 }
+FAN = 'PyTorch\'s mode="fan_out" is fan="out", and its a is the slope of a leaky ReLU: 0 for nonlinearity="relu"'
 OPERATIONS = {
+    **each("kaiming_normal kaiming_uniform", FAN),
+    "truncated_normal": "PyTorch's a and b are low and high, and std comes before mean",
+    "normal": "std comes before mean",
+    "uniform": "numbers lie in [-bound, bound); PyTorch's a=0, b=1 is nowhere an initial value",
+    "calculate_gain": "PyTorch's param is the slope",
     "Parameter": "nn.Parameter(shape, init) describes it, for instance with nn.init.zeros; model.initialize() gives the values, "
                  "and model.load_state_dict() those of an array",
     "Buffer": "nn.Buffer(shape, init) describes it; model.initialize() gives the values",

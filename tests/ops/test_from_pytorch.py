@@ -29,7 +29,7 @@ ROWS = re.findall(r"^\| `(.+?)` \| `(.+?)` \|$", PAGE.read_text(), re.MULTILINE)
 def names() -> dict[str, Any]:
     net = nn.Linear(3, 2)
     net.initialize()
-    return {"np": np, "mpitrain": mpitrain, "ops": ops, "nn": nn, "Tensor": Tensor, "autograd": autograd, "net": net,
+    return {"np": np, "mpitrain": mpitrain, "ops": ops, "nn": nn, "optim": mpitrain.optim, "Tensor": Tensor, "autograd": autograd, "net": net,
             "x": Tensor(normal(4, 3).astype(np.float32), requires_grad=True), "labels": Tensor(np.array([0, 2, 1, 1])),
             "images": Tensor(normal(1, 2, 5, 5))}
 
@@ -44,9 +44,10 @@ def test_the_left_line_says_what_to_write_and_the_right_one_works(theirs: str, o
 
 
 def test_every_hint_names_what_is_there() -> None:
-    hints = [hint for table in (pytorch.ARGUMENTS, pytorch.OPERATIONS, pytorch.OPS, pytorch.TENSOR, pytorch.MODULE, pytorch.NN, pytorch.OPTIM)
+    hints = [hint for table in (pytorch.ARGUMENTS, pytorch.OPERATIONS, pytorch.OPS, pytorch.TENSOR, pytorch.MODULE, pytorch.NN,
+                               pytorch.OPTIM)
              for hint in table.values()]
-    named = {found for hint in hints for found in re.findall(r"\b(ops|nn|autograd|mpitrain)\.([a-zA-Z]\w*)", hint)} - {
+    named = {found for hint in hints for found in re.findall(r"\b(ops|nn|autograd|mpitrain|optim)\.([a-zA-Z]\w*)", hint)} - {
         ("ops", "NAME"), ("mpitrain", "ops"), ("nn", "functional")}
     assert len(ROWS) > 35 and len(named) > 15
     assert not [f"{owner}.{name}" for owner, name in named if not hasattr(names()[owner], name)]

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
 ACTIVATIONS = ("relu", "leaky_relu", "gelu", "silu", "sigmoid", "tanh", "softplus", "softmax", "log_softmax", "celu", "elu",
-               "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "relu6", "selu", "softshrink", "threshold", "mish", "softmin",
-               "softsign", "glu", "tanhshrink", "prelu", "rrelu", "logsigmoid")
+               "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "relu6", "selu", "softshrink", "threshold", "mish",
+               "softmin", "softsign", "glu", "tanhshrink", "prelu", "rrelu", "logsigmoid")
 MORE: dict[str, tuple[Any, ...]] = {"softmax": (1,), "log_softmax": (1,), "softmin": (1,), "threshold": (1, 0),
                                     "prelu": (np.ones(1, "f"),)}
 WIDER = {("softsign", "bool"), ("tanhshrink", "bool")}       # PyTorch has no |x| and no difference of booleans

@@ -101,12 +101,12 @@ def test_the_second_derivative_of_a_determinant_wants_no_inverse(name: str) -> N
 
     found = []
     for leaf, derive, function, plain in ((lambda x: Tensor(x, requires_grad=True), grad, ops.det, lambda x: x),
-                                          (lambda x: torch.tensor(x, requires_grad=True), torch.autograd.grad, leibniz, torch.tensor)):
+                                          (lambda x: torch.tensor(x, requires_grad=True), torch.autograd.grad, leibniz,
+                                           torch.tensor)):
         x = leaf(a)
         value = function(x)
-        first, = derive((value * value.conj() + 3 * value).sum().real if a.dtype == complex else (value ** 2 + 3 * value).sum(), [x],
-                        create_graph=True)
-        second, = derive((first * plain(direction)).sum().real if a.dtype == complex else (first * plain(direction)).sum(), [x])
+        first, = derive((value * value.conj() + 3 * value).sum().real, [x], create_graph=True)
+        second, = derive((first * plain(direction)).sum().real, [x])
         found += [(value, first, second)]
     for mine, wanted in zip(*found):
         np.testing.assert_allclose(mine.array, wanted.detach().numpy(), rtol=1e-12, atol=1e-12)
