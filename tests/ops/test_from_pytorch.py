@@ -29,7 +29,8 @@ ROWS = re.findall(r"^\| `(.+?)` \| `(.+?)` \|$", PAGE.read_text(), re.MULTILINE)
 def names() -> dict[str, Any]:
     net = nn.Linear(3, 2)
     net.initialize()
-    return {"np": np, "mpitrain": mpitrain, "ops": ops, "nn": nn, "optim": mpitrain.optim, "Tensor": Tensor, "autograd": autograd, "net": net,
+    return {"np": np, "mpitrain": mpitrain, "ops": ops, "nn": nn, "optim": mpitrain.optim, "Tensor": Tensor, "autograd": autograd,
+            "net": net,
             "x": Tensor(normal(4, 3).astype(np.float32), requires_grad=True), "labels": Tensor(np.array([0, 2, 1, 1])),
             "images": Tensor(normal(1, 2, 5, 5))}
 

@@ -47,7 +47,8 @@ def test_a_bound_that_no_integer_is_is_refused() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "longdouble", "clongdouble"])
-@pytest.mark.parametrize("name", ["exp", "mean", "add", "sqrt", "sum", "reshape", "concatenate", "where", "sin", "matmul", "relu"])
+@pytest.mark.parametrize("name", ["exp", "mean", "add", "sqrt", "sum", "reshape", "concatenate", "where", "sin", "matmul",
+                                  "relu"])
 def test_no_operation_computes_in_other_precisions(name: str, dtype: str) -> None:
     x = np.ones((2, 2), dtype)
     given = {"add": (x, 1), "reshape": (x, (4,)), "concatenate": ([x, x],), "where": (np.ones((2, 2), bool), x, 0.0),

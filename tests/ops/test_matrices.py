@@ -80,7 +80,8 @@ def test_the_determinant_of_a_singular_matrix_has_its_gradient():
 
 SINGULAR = {
     "rank 2 of 3": np.array([[2.0, 0, 2], [2, 0, 4], [3, 0, 6]]), "rank 1 of 3": np.outer([1.0, 2, 3], [1.0, -1, 2]),
-    "all ones": np.ones((3, 3)), "zeros": np.zeros((3, 3)), "rank 1 of 2": np.array([[1.0, 2], [2, 4]]), "a zero": np.zeros((1, 1)),
+    "all ones": np.ones((3, 3)), "zeros": np.zeros((3, 3)), "rank 1 of 2": np.array([[1.0, 2], [2, 4]]),
+    "a zero": np.zeros((1, 1)),
     "a batch": np.stack([np.ones((3, 3)), np.diag([1.0, 0, 2]), np.diag([1.0, 5, 2])]), "nothing": np.ones((2, 0, 0)),
     "complex": np.outer([1.0, 2j, 3], [1.0, -1, 2 + 1j])}
 

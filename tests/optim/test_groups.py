@@ -73,7 +73,7 @@ def test_the_steps_of_rprop_begin_at_the_rate_of_the_group() -> None:
 
 
 @pytest.mark.parametrize(("groups", "message"), [
-    ([{"params": "head.*"}, {"params": "first.*"}], r"patterns alone \('head.\*', 'first.\*'\), which name no model; give at least"),
+    ([{"params": "head.*"}, {"params": "first.*"}], r"patterns alone \('head.\*', 'first.\*'\), which name no model"),
     ([], "the groups of an optimizer have no parameters"), ([{"params": []}], "the groups of an optimizer have no parameters")])
 def test_groups_that_name_no_model_say_so(groups: Any, message: str) -> None:
     net = model()
