@@ -46,20 +46,28 @@ class Distances(Function):
     def forward(ctx: Context, x: Array, y: Array) -> Array:
         xp = ctx.xp
         a, b = x.astype("float64"), y.astype("float64")
+        result = xp.empty((*x.shape[:-1], y.shape[-2]), x.dtype)
+        found = []
         with np.errstate(invalid="ignore"):       # infinities
-            squares = (a * a).sum(-1)[..., :, None] + (b * b).sum(-1)[..., None, :]
-            result = xp.matmul(a, b.swapaxes(-1, -2))
-            result *= -2
-            result += squares
-            squares *= (x.shape[-1] + 4) * 2.0 ** -26
-            close = xp.nonzero(~(result > squares))
-            result[close] = 0
-            result = xp.sqrt(result, out=result)
+            left, right = (a * a).sum(-1)[..., None], (b * b).sum(-1)[..., None]
+            terms = xp.concatenate([b, xp.ones_like(right), right], -1).swapaxes(-1, -2)
+            factors = xp.concatenate([-2 * a, left, xp.ones_like(left)], -1)      # The product makes the whole sum at once.
+            slack = (x.shape[-1] + 4) * 2.0 ** -26
+            rows = max(1, PART * x.shape[-2] // max(1, result.size))
+            for first in range(0, x.shape[-2], rows):          # in the cache
+                part = (..., slice(first, first + rows), slice(None))
+                squares = xp.matmul(factors[part], terms)
+                least = squares.min(-1, keepdims=True)
+                if not (least > slack * (left[part] + right.max(-2, keepdims=True))).all():
+                    close = xp.nonzero(~(squares > slack * (left[part] + right.swapaxes(-1, -2))))
+                    squares[close] = 0
+                    found.append((*close[:-2], close[-2] + first, close[-1]))
+                result[part] = xp.sqrt(squares, out=squares)
+            close = tuple(xp.concatenate(places) for places in zip(*found)) if found else xp.nonzero(xp.zeros(result.shape, bool))
             for first in range(0, len(close[0]), step := max(1, PART // max(1, x.shape[-1]))):
                 some = tuple(places[first:first + step] for places in close)
                 gap = a[some[:-1]] - b[(*some[:-2], some[-1])]
                 result[some] = xp.sqrt((gap * gap).sum(-1))
-        result = result.astype(x.dtype)
         ctx.save(x, y, result)
         ctx.close = close
         return result

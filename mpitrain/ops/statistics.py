@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from math import prod as _length
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
@@ -38,7 +40,11 @@ class Prod(Function):
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        return kernels.prod_gradient(ctx.saved[0], grad)
+        x = ctx.saved[0]
+        if x.dtype != "float32":
+            return kernels.prod_gradient(x, grad)
+        with np.errstate(over="ignore"):          # As the product itself: those of parts may overflow where the whole does not.
+            return kernels.prod_gradient(x.astype("float64"), grad.astype("float64")).astype("float32")
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:

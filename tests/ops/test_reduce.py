@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from ops.parity import apart, check, check_gradient, torch
 
-from mpitrain import ops
+from mpitrain import Tensor, ops
 from mpitrain.errors import ShapeError
 
 CASES = [((3, 4), None), ((3, 4), 0), ((3, 4), -1), ((2, 3, 4), (0, 2)), ((2, 3, 4), 1), ((), None), ((1,), 0), ((0, 3), 0),
@@ -84,3 +84,15 @@ def test_a_dim_that_is_not_there_is_named() -> None:
 
 def test_logsumexp_takes_infinity() -> None:
     check(lambda x: ops.logsumexp(x, 1), lambda x: torch.logsumexp(x, 1), np.array([[np.inf, 1.0], [0.0, 1.0]]), gradients=False)
+
+
+@pytest.mark.parametrize("factors", [
+    [1e30, 1e30, 1e-30, 1e-30], [1e-30, 1e-30, 1e30, 1e30], [1e30, 1e30, 0, 2], [1e20, 0, 1e20, 1e20], [1e20, 1e20, 1e-30],
+    [1e38, 1e38, 1e-38, 1e-38], [0, 1e-30, 1e-30, 1e35], [3, 0, 0, 2]])
+def test_the_gradient_of_a_product_overflows_only_where_it_is_too_large_itself(factors: list[float]) -> None:
+    x = Tensor(np.array([factors, factors], np.float32), requires_grad=True)
+    exact = x.array.astype(np.float64)
+    ops.sum(ops.prod(x, dim=1) * np.array([1, -2], np.float32)).backward()
+    wanted = [[g * np.prod(np.delete(row, k)) for k in range(len(row))] for g, row in zip((1, -2), exact)]
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(x.grad, np.array(wanted).astype(np.float32), rtol=2e-7)
