@@ -92,8 +92,9 @@ class Function:
     def apply(cls, *inputs: Any, **params: Any) -> Any:
         """Runs the operation, and records it where an input requires a gradient.
 
-        Inputs are tensors, arrays or numbers. Raises ShapeError where arrays live on different devices, mix float dtypes (a
-        silent promotion to float64 would halve the speed of everything after it), or are no floats where some are wanted.
+        Inputs are tensors, arrays, numbers, or lists of numbers, which become float32. Raises ShapeError where arrays live on
+        different devices, mix float dtypes (a silent promotion to float64 would halve the speed of everything after it), or are
+        no floats where some are wanted.
         Every operation of every step comes through here, so the checks of an input stand inline: a call for each of them would
         cost more than the check.
         """
@@ -114,6 +115,7 @@ class Function:
             try:
                 module = _modules[type(x)]
             except KeyError:
+                x = of_list(x) if isinstance(x, list | tuple) else x
                 module = _module_of(x)
             if module is not None:
                 if module is not xp:
@@ -185,8 +187,20 @@ _modules: dict[type, Any] = {}                    # array module of each type me
 
 
 def _module_of(value: Any) -> Any:
-    found = _modules[type(value)] = array_module(value) if is_array(value) else None
+    found = array_module(value) if is_array(value) else None
+    if not isinstance(value, list | tuple):       # these are looked at each time
+        _modules[type(value)] = found
     return found
+
+
+def of_list(values: Any) -> Any:
+    """What Tensor makes of lists of numbers: float32. ShapeError where that would cut tensors off from their gradients."""
+    def has_gradient(value: Any) -> bool:
+        return value.requires_grad if isinstance(value, Tensor) else isinstance(value, list | tuple) and any(
+            map(has_gradient, value))
+    if mode.recording and has_gradient(values):
+        raise ShapeError("an input is a list of tensors that require gradients, expected one tensor; ops.stack joins them")
+    return Tensor(values).array
 
 
 _OF_ARRAYS = (TypeError, ValueError, IndexError, AttributeError, ArithmeticError)     # what NumPy says where arrays do not fit

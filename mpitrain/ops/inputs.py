@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.autograd.function import of_list
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import ConfigError, MpitrainError, ShapeError
 
@@ -20,7 +21,7 @@ Dims = int | Sequence[int] | None
 
 def as_tensor(x: Any) -> Tensor:
     """`x`, or a tensor of it: numbers and lists become float32, arrays keep their dtype."""
-    return x if isinstance(x, Tensor) else Tensor(x)
+    return x if isinstance(x, Tensor) else Tensor(of_list(x) if isinstance(x, list | tuple) else x)
 
 
 def raw(x: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,30 @@ def test_axis_and_keepdims_mean_dim_and_keepdim(name: str, axis: Any) -> None:
     assert np.array_equal(op(x, axis=axis).array, op(x, dim=axis).array)
     with pytest.raises(ShapeError, match="dim and axis were both given"):
         op(x, dim=axis, axis=axis)
+
+
+def test_every_operation_with_a_dim_takes_axis_too() -> None:
+    """By its signature alone: a name that it did not know would be the error."""
+    found = 0
+    for name in dir(ops):
+        op = getattr(ops, name)
+        known = inspect.signature(op).parameters if inspect.isfunction(op) and not name.startswith("_") else {}
+        for theirs, ours in (("axis", "dim"), ("axis", "dims"), ("keepdims", "keepdim")):
+            if ours in known:
+                found += 1
+                with pytest.raises(ShapeError, match=f"{ours} and {theirs} were both given"):
+                    op(**{ours: 0, theirs: 0})
+                with pytest.raises(ShapeError) as caught:
+                    op(**{theirs: 0, "nonsense": 0})
+                assert "'nonsense'" in str(caught.value)
+    assert found > 130
+    x = Tensor(normal(4, 6))
+    for call in (lambda **more: ops.glu(x, **more), lambda **more: ops.softmin(x, **more), lambda **more: ops.swiglu(x, **more),
+                 lambda **more: ops.matrix_norm(x, axis=(0, 1), keepdims=True), lambda **more: ops.select_scatter(
+                     x, x[0] if "axis" in more else x[:, 0], index=1, **{"axis": 0} if "axis" in more else {"dim": 1}),
+                 lambda **more: ops.slice_scatter(x, x, **more), lambda **more: ops.unflatten(x, sizes=(2, 2), **{
+                     next(iter(more)): 0})):
+        assert np.isfinite(call(axis=1).array).all() and np.isfinite(call(dim=1).array).all()
 
 
 def test_a_tensor_is_itself_in_dicts_and_lists_though_equality_is_by_elements() -> None:
