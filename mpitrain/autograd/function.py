@@ -194,7 +194,13 @@ def _module_of(value: Any) -> Any:
 
 
 def of_list(values: Any) -> Any:
-    """What Tensor makes of lists of numbers: float32. ShapeError where that would cut tensors off from their gradients."""
+    """What Tensor makes of lists of numbers: float32. ShapeError where that would cut tensors off from their gradients, and where
+    a kind of list of somebody's own means something else."""
+    kind = type(values)
+    if kind is not list and kind is not tuple:
+        how = "give its .data" if hasattr(values, "batch_sizes") else "give one of its parts"
+        raise ShapeError(f"an input is a {kind.__module__}.{kind.__name__}, expected a Tensor, an array or a number; {how}")
+
     def has_gradient(value: Any) -> bool:
         return value.requires_grad if isinstance(value, Tensor) else isinstance(value, list | tuple) and any(
             map(has_gradient, value))
@@ -210,9 +216,8 @@ def _explained(cls: type[Function], arrays: list[Any], error: Exception) -> str:
     """What an array library said, in one line, with the operation and its inputs."""
     for place, x in enumerate(arrays) if isinstance(error, (AttributeError, TypeError)) else ():
         if not (x is None or isinstance(x, (Number, np.generic)) or _module_of(x) is not None):
-            how = "give its .data" if hasattr(x, "batch_sizes") else "make a Tensor of it first: Tensor(x)"
             return f"{cls.__name__}: input {place} is a {type(x).__module__}.{type(x).__name__}, expected a Tensor, an array " \
-                   f"or a number; {how}"
+                   "or a number; make a Tensor of it first: Tensor(x)"
     found = ", ".join(f"{x.dtype} {x.shape}" if _module_of(x) is not None else repr(x)[:40] for x in arrays)
     return f"{cls.__name__}: {' '.join(str(error).split())}; the inputs are {found or 'none'}"
 

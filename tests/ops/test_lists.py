@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import Tensor, no_grad, ops
+from mpitrain import Tensor, nn, no_grad, ops
 from mpitrain.errors import MpitrainError, ShapeError
 
 OPS = {name: getattr(ops, name) for name in dir(ops) if not name.startswith("_") and inspect.isfunction(getattr(ops, name))}
@@ -72,6 +72,8 @@ def test_lists_that_are_no_numbers_are_refused() -> None:
     for values, message in (([[1, 2], [3]], "Tensor: .*expected real numbers, lists of equal lengths"),
                             (["a"], "expected real numbers"),
                             ([None, Tensor([1.0], requires_grad=True)], "list of tensors that require gradients.*ops.stack"),
+                            (nn.pack_padded_sequence(np.zeros((2, 5, 3), "f4"), [5, 4]), "PackedSequence, expected a Tensor.*; give its .data"),
+                            (Tensor([[1.0, 2.0]]).max(1), "Places, expected a Tensor.*; give one of its parts"),
                             (([Tensor([1.0], requires_grad=True)],), "list of tensors that require gradients")):
         for op in (ops.add, ops.sin, ops.logaddexp):
             with pytest.raises(ShapeError, match=message):
