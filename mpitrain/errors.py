@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 LISTED = 12                    # a message lists at most so many known names
@@ -213,19 +213,6 @@ def nearest(name: str, known: Iterable[str]) -> str:
         return f' (did you mean "{close[0]}"?)'
     listed = known if len(known) <= LISTED else [*known[:LISTED], "..."]
     return f" (known: {', '.join(listed)})" if known else ""
-
-
-class UnknownName(AttributeError):
-    """Nothing in a package has this name. The nearest one is looked for where somebody reads the message: `hasattr` does not."""
-
-    def __init__(self, package: str, name: str, known: Callable[[], Iterable[str]]):
-        super().__init__(package, name)
-        self.known = known
-
-    def __str__(self) -> str:
-        package, name = self.args
-        near = nearest(name, [one for one in self.known() if not one.startswith("_")])
-        return f"module {package!r} has no attribute {name!r}{near if '?' in near else ''}"
 
 
 def print_warning(text: str) -> None:

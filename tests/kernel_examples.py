@@ -123,6 +123,7 @@ EXAMPLES: dict[str, Example] = {
     "channel_sums": of_shapes((3, 4, 37), (3, 4, 37), (4,), tolerance=1e-5),
     "column_sums": Example(lambda rng, dtype: (*normal(rng, dtype, (4500, 37)), np.empty(37, dtype))),
     "row_sums": of_shapes((19, 1037)),
+    "variances": of_shapes((3, 150, 37)),
     "convolve": of_shapes((3, 4, 7, 6), (6, 2, 3, 2), (6,), then=(WINDOW, 2), tolerance=1e-5),
     "convolve_adjoint": of_shapes((3, 6, 4, 8), (6, 2, 3, 2), (4,), then=(WINDOW, 2, (7, 6)), tolerance=1e-5),
     "kernel_gradient": of_shapes((3, 4, 7, 6), (3, 6, 4, 8), then=(WINDOW, 2, None, "y"), tolerance=1e-5),

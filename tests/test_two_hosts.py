@@ -287,7 +287,7 @@ def test_an_exception_on_one_host_ends_both_with_one_line(hosts: Hosts, n: int, 
     culprit = 0 if host == "left" else n - 1
     result = failed(hosts, n, "bug", str(culprit))
     assert result.rc == 70 and len(result.error_lines) == 1, result.err
-    assert re.fullmatch(rf"mpitrain: E_BUG rank={culprit}/{n} host={host}: ZeroDivisionError at .*", result.error_lines[0])
+    assert re.fullmatch(rf"mpitrain: E_USER rank={culprit}/{n} host={host}: ZeroDivisionError at .*", result.error_lines[0])
     assert seconds_after_failure(result) < LIMIT
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from mpitrain.autograd.accumulate import fit
 from mpitrain.autograd.context import Context, tensor_at
 from mpitrain.autograd.function import Function
-from mpitrain.autograd.tensor import Tensor, enable_grad, grad_enabled, mode, no_grad
+from mpitrain.autograd.mode import enable_grad, grad_enabled, mode, no_grad
+from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import GraphError, ShapeError
 

@@ -24,7 +24,8 @@ import numpy as np
 
 from mpitrain.autograd.accumulate import ONE, accumulate, add_to_leaf, fit, is_private
 from mpitrain.autograd.context import Context
-from mpitrain.autograd.tensor import Tensor, mode
+from mpitrain.autograd.mode import mode
+from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import GraphError, ShapeError
 

@@ -34,7 +34,8 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from mpitrain.autograd.context import Context
-from mpitrain.autograd.tensor import Tensor, mode, no_grad
+from mpitrain.autograd.mode import mode, no_grad
+from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import array_module, is_array
 from mpitrain.errors import GraphError, ShapeError
 

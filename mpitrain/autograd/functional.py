@@ -13,7 +13,8 @@ from typing import Any
 from mpitrain.autograd.context import Context
 from mpitrain.autograd.derivatives import Same, grad
 from mpitrain.autograd.function import Function
-from mpitrain.autograd.tensor import Tensor, enable_grad, keep_inputs, no_grad
+from mpitrain.autograd.mode import enable_grad, keep_inputs, no_grad
+from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import GraphError, ShapeError
 

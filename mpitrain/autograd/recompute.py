@@ -13,7 +13,8 @@ from mpitrain.autograd.context import Context
 from mpitrain.autograd.derivatives import differentiate
 from mpitrain.autograd.engine import Backward, current_walk
 from mpitrain.autograd.function import Function
-from mpitrain.autograd.tensor import Tensor, Version, enable_grad, mode, no_grad
+from mpitrain.autograd.mode import enable_grad, mode, no_grad
+from mpitrain.autograd.tensor import Tensor, Version
 from mpitrain.backend import is_array, random
 from mpitrain.errors import GraphError
 

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.autograd.tensor import Tensor, mode, recorders
+from mpitrain.autograd.mode import mode, recorders
+from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, is_array
 
 PLAIN = (type(None), bool, int, float, str, bytes, slice, EllipsisType, np.dtype, np.generic)

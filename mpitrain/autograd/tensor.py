@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import ContextDecorator, contextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
+from mpitrain.autograd.mode import grad_enabled
 from mpitrain.backend import Array, array_module, asnumpy, is_array, is_float
 from mpitrain.errors import GraphError, ShapeError
 
@@ -214,93 +213,3 @@ def _raw(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_raw(v) for v in value)
     return value.array if isinstance(value, Tensor) else value
-
-
-class _Mode(threading.local):
-    """What this thread is doing: recording a graph or not, who is told of each operation, in which module that runs,
-    and which share of the global batch a backward is for."""
-
-    recording = True
-    recomputing = False
-    keeps_inputs = False
-    recorder: Callable[[type[Any], tuple[Any, ...], dict[str, Any], tuple[Tensor, ...]], None] | None = None
-    path = ""
-    share: Callable[[], float] | None = None
-
-    def __init__(self) -> None:
-        self.walks: list[Any] = []                # the backward passes in progress, innermost last
-
-
-mode = _Mode()
-recorders: list[Any] = []     # The recorders of all threads: reading an empty list is faster than reading `mode`.
-
-
-def grad_enabled() -> bool:
-    return mode.recording
-
-
-def recomputing() -> bool:
-    """True while a block runs again for backward: side effects such as batch statistics were recorded the first time."""
-    return mode.recomputing
-
-
-@contextmanager
-def keep_inputs() -> Iterator[None]:
-    """While it is entered, operations that are recorded keep their inputs, too: what derivatives of derivatives may need.
-
-    Most operations have what `grad` with `create_graph` wants of them; those that keep a result or a slope instead of an input
-    (GELU and SiLU by themselves, for instance) say that they want this.
-    """
-    before, mode.keeps_inputs = mode.keeps_inputs, True
-    try:
-        yield
-    finally:
-        mode.keeps_inputs = before
-
-
-class _Recording(ContextDecorator):
-    """While it is entered, this thread records or does not; also a decorator. A generator would take longer."""
-
-    def __init__(self, wanted: bool):
-        self._wanted = wanted
-        self._before: list[bool] = []             # one object may be entered again while it is entered
-
-    def __enter__(self) -> None:
-        self._before.append(mode.recording)
-        mode.recording = self._wanted
-
-    def __exit__(self, *_: object) -> None:
-        mode.recording = self._before.pop()
-
-    def _recreate_cm(self) -> _Recording:
-        return _Recording(self._wanted)           # Each call has its own: threads may run a decorated function together.
-
-
-def batch_share() -> float:
-    """The weight of a term of the loss that a layer adds itself: the rows of the micro-batch whose backward runs, over those of
-    the global batch; 1 where nobody says otherwise.
-
-    A loss over samples is a sum, and its gradient comes to a layer with its scale. A layer's own term (the balance of experts) is
-    one number for each micro-batch, and only the training loop knows its scale.
-    """
-    return 1.0 if mode.share is None else mode.share()
-
-
-@contextmanager
-def part_of_batch(share: Callable[[], float]) -> Iterator[None]:
-    """While it is entered, `share()` is what a backward on this thread is for; asked only where a layer needs it."""
-    before, mode.share = mode.share, share
-    try:
-        yield
-    finally:
-        mode.share = before
-
-
-def no_grad() -> _Recording:
-    """Nothing computed inside is recorded: no memory is kept for backward."""
-    return _Recording(False)
-
-
-def enable_grad() -> _Recording:
-    """Recording again, inside a `no_grad`."""
-    return _Recording(True)

@@ -16,12 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mpitrain.arguments import bound, call, call_with
 from mpitrain.data.checks import Source, check_finite
 from mpitrain.data.keyed import draw
 from mpitrain.data.sampler import Index
 from mpitrain.data.shards import Values
 from mpitrain.errors import CheckpointError, ConfigError, ShapeError
-from mpitrain.registry import Registry, bound, call, call_with, named
+from mpitrain.registry import Registry, named
 
 Keys = NDArray[np.uint64]
 Augmentation = Callable[[Values, Keys], Values]

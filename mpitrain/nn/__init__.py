@@ -8,7 +8,6 @@ from __future__ import annotations
 from inspect import isfunction as _isfunction
 from typing import Any
 
-from mpitrain.errors import UnknownName
 from mpitrain.nn import init as init
 from mpitrain.nn.activation import *
 from mpitrain.nn.basic import *
@@ -30,10 +29,8 @@ def __getattr__(name: str) -> Any:
     if name in LATER:
         found = LATER[name]
         return globals().setdefault(name, _inputs.door(found) if _isfunction(found) else found)
-    from mpitrain.ops.pytorch import NN, hint_of_op, without  # few names are wrong
-    hint = "" if name in NN else hint_of_op(name)
-    raise AttributeError(f"{without(f'module {__name__!r}', name, NN)}{hint}") if name in NN or hint else \
-        UnknownName(__name__, name, __dir__)
+    from mpitrain.ops.pytorch import NN, UnknownName  # few names are wrong
+    raise UnknownName(f"module {__name__!r}", name, NN, __dir__)
 
 
 def __dir__() -> list[str]:

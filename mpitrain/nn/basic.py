@@ -106,6 +106,13 @@ class Embedding(Module):
         return changed
 
 
+def probability(p: float) -> float:
+    """`p`, with which elements are dropped. ShapeError where it is no number in [0, 1)."""
+    if not isinstance(p, (int, float, np.number)) or not 0.0 <= p < 1.0:
+        raise ShapeError(f"the probability of dropout lies in [0, 1), not {p!r}")
+    return p
+
+
 class _Dropping(Module):
     """In training, zeroes each element with probability p and scales the others by 1/(1-p).
 
@@ -116,9 +123,8 @@ class _Dropping(Module):
     part = 0
 
     def __init__(self, p: float = 0.5):
-        if not isinstance(p, (int, float, np.number)) or not 0.0 <= p < 1.0:
-            raise ShapeError(f"the probability of dropout lies in [0, 1), not {p!r}")
-        self.p, self.by_element = p, p == 0.0
+        self.p = probability(p)
+        self.by_element = p == 0.0
 
     @property
     def drops(self) -> bool:

@@ -30,6 +30,7 @@ class Loss(Checked):
     """
 
     kind = "values"
+    counted_weight: Any = None                    # of classes: weights whose sum is the count; a run wants them 0 or more
 
     @door
     def __call__(self, output: Tensor, target: Array) -> Tensor:
@@ -52,15 +53,6 @@ for _file, _names in {
         "losses_of_several": ("gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking")}.items():
     for _name in _names:
         LOSSES.register_later(_name, f"mpitrain.nn.{_file}:{_name}")
-
-
-def refuse_weight(name: str, weight: Any) -> None:
-    """ConfigError unless `weight` is None, or a number for each class, 0 or more: what a loss is divided by is their sum."""
-    if weight is None:
-        return
-    given = asnumpy(weight.array if isinstance(weight, Tensor) else weight)
-    if given.ndim != 1 or given.dtype.kind not in "fiu" or not (given >= 0).all() or not given.any():
-        raise ConfigError(f"{name}: weight has a number for each class, 0 or more, and not all 0, found {str(weight)[:60]}")
 
 
 def count_of_labels(target: Any, weight: Any, ignore_index: int | None) -> int | float:
@@ -90,17 +82,17 @@ class CrossEntropy(Loss):
             raise ConfigError(f"label_smoothing lies in [0, 1], not {label_smoothing}")
         if not isinstance(ignore_index, int | None):
             raise TypeError("ignore_index is a label")
-        refuse_weight("cross_entropy", weight)
-        self.label_smoothing, self.ignore_index, self.weight = label_smoothing, ignore_index, weight
+        self.label_smoothing, self.ignore_index, self.counted_weight = label_smoothing, ignore_index, weight
 
     @door
     def __call__(self, output: Tensor, target: Array) -> Tensor:
-        if self.weight is not None:
-            return ops.cross_entropy_loss(output, target, self.weight, self.ignore_index, "sum", self.label_smoothing, dim=-1)
+        if self.counted_weight is not None:
+            return ops.cross_entropy_loss(output, target, self.counted_weight, self.ignore_index, "sum", self.label_smoothing,
+                                          dim=-1)
         return ops.cross_entropy(output, target, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index)
 
     def count(self, target: Array) -> Any:
-        return count_of_labels(target, self.weight, self.ignore_index)
+        return count_of_labels(target, self.counted_weight, self.ignore_index)
 
 
 @LOSSES.register("mse")

@@ -16,7 +16,7 @@ from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError
-from mpitrain.nn.loss import Loss, count_of_labels, refuse_weight
+from mpitrain.nn.loss import Loss, count_of_labels
 from mpitrain.ops.inputs import door
 
 __all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "DiceLoss", "FocalLoss", "HingeEmbeddingLoss", "HuberLoss",
@@ -182,12 +182,11 @@ class Classes(Reduced):
     kind = "classes"
 
     def __init__(self, weight: Any, ignore_index: int | None, reduction: str, dim: int, **more: Any):
-        refuse_weight(type(self).__name__, weight)
         self.keep(reduction, weight=weight, ignore_index=ignore_index, dim=dim, **more)
-        self.ignore_index = ignore_index
+        self.ignore_index, self.counted_weight = ignore_index, weight
 
     def count(self, target: Array) -> Any:
-        return count_of_labels(target, self.options["weight"], self.ignore_index)
+        return count_of_labels(target, self.counted_weight, self.ignore_index)
 
 
 class NLLLoss(Classes):
@@ -217,9 +216,7 @@ class FocalLoss(Classes):
     def __init__(self, gamma: float = 2.0, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean", *,
                  dim: int = 1):
         super().__init__(weight, ignore_index, reduction, dim, gamma=gamma)
-
-    def count(self, target: Array) -> Any:
-        return count_of_labels(target, None, self.ignore_index)
+        self.counted_weight = None
 
 
 class MultiMarginLoss(Reduced):

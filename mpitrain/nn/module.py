@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.autograd.mode import recorders
 from mpitrain.autograd.record import within
-from mpitrain.autograd.tensor import recorders
 from mpitrain.backend import CPU, Array, Device, float_dtype
 from mpitrain.errors import GraphError
 from mpitrain.nn.across import Across
@@ -222,10 +222,10 @@ class Module(Checked):
 
         def __getattr__(self, name: str) -> Any:
             """Says what PyTorch's is here."""
-            from mpitrain.ops.pytorch import MODULE, without  # few names are wrong
+            from mpitrain.ops.pytorch import MODULE, UnknownName  # few names are wrong
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)         # a property whose own lines failed: its error
-            raise without(type(self).__name__, name, MODULE)
+            raise UnknownName(type(self).__name__, name, MODULE)
 
     def before_forward(self, hook: Hook) -> Callable[[], None]:
         """``hook(module, inputs)`` before each forward, until the function that this returns, as those below do, is called."""

@@ -8,12 +8,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ShapeError
+from mpitrain.nn.basic import probability
 from mpitrain.nn.module import Module
 from mpitrain.ops.rectifiers import SELU_ALPHA, SELU_SCALE
 
@@ -26,9 +25,7 @@ class _Noise(Module):
     kept: int | None = None                       # None: all dims
 
     def __init__(self, p: float = 0.5):
-        if not isinstance(p, (int, float, np.number)) or not 0.0 <= p < 1.0:
-            raise ShapeError(f"the probability of dropout lies in [0, 1), not {p!r}")
-        self.p = p
+        self.p = probability(p)
 
     def mask(self, x: Any) -> Array:
         """0 with probability p, else 1 / (1 - p), in the shape of x but for dims of size 1."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 from inspect import isfunction as _isfunction
 from typing import Any
 
-from mpitrain.errors import UnknownName
 from mpitrain.ops import inputs, operators
 from mpitrain.ops.activation import *
 from mpitrain.ops.choice import *
@@ -41,8 +40,8 @@ def __getattr__(name: str) -> Any:
         found = LATER[ours]
         globals()[ours] = inputs.door(found) if _isfunction(found) else found
         return globals().setdefault(name, globals()[ours])
-    from mpitrain.ops.pytorch import OPS, without  # few names are wrong
-    raise without(f"module {__name__!r}", name, OPS) if name in OPS else UnknownName(__name__, name, __dir__)
+    from mpitrain.ops.pytorch import OPS, UnknownName  # few names are wrong
+    raise UnknownName(f"module {__name__!r}", name, OPS, __dir__)
 
 
 def __dir__() -> list[str]:

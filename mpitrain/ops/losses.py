@@ -50,8 +50,22 @@ def pair(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
 
 
 def constant(x: Tensor, values: Any) -> Array:
-    """`values` as an array beside x, of its dtype."""
-    return array_module(x.array).asarray(raw(values), dtype=x.dtype)
+    """`values` as an array beside x, of its dtype. ShapeError where they are no real numbers."""
+    given = raw(values)
+    try:
+        if getattr(getattr(given, "dtype", None), "kind", "f") not in "biuf":
+            raise TypeError
+        return array_module(x.array).asarray(given, dtype=x.dtype)
+    except (TypeError, ValueError):
+        raise ShapeError(f"a loss wants a real number or an array of them beside its input, found {str(given)[:60]!r}") from None
+
+
+def class_weights(name: str, x: Tensor, weight: Any) -> Array:
+    """`weight`, a number for each class of x (..., C), as an array beside x."""
+    each, classes = constant(x, weight), x.shape[-1]
+    if each.shape != (classes,):
+        raise ShapeError(f"{name}: weights of shape {each.shape} for {classes} classes; give one for each")
+    return each
 
 
 def distance(name: str, x: Any, y: Any) -> Tensor:
@@ -160,9 +174,7 @@ def labels_loss(name: str, log_p: Tensor, target: Any, weight: Any, ignore: int 
         raise ShapeError(f"{name}: the input has no dim of classes")
     labels, counted = labelled(name, log_p, target, ignore)
     classes = log_p.shape[-1]
-    each = constant(log_p, [1.0] * classes if weight is None else weight)
-    if each.shape != (classes,):
-        raise ShapeError(f"{name}: weights of shape {each.shape} for {classes} classes; give one for each")
+    each = class_weights(name, log_p, [1.0] * classes if weight is None else weight)
     zero, own = constant(log_p, 0.0), each[labels] * counted
     terms = where(counted, -picked(log_p, labels) * own, zero)
     if smoothing:
@@ -187,7 +199,8 @@ def cross_entropy_loss(input: Any, target: Any, weight: Any = None, ignore_index
     if label_smoothing:
         p = p * (1 - label_smoothing) + label_smoothing / p.shape[-1]
     terms = p * log_p
-    return reduced(-sum(terms if weight is None else terms * constant(log_p, weight), -1), reduction)
+    return reduced(-sum(terms if weight is None else terms * class_weights("cross_entropy_loss", log_p, weight), -1),
+                   reduction)
 
 
 def focal_loss(input: Any, target: Any, gamma: float = 2.0, weight: Any = None, ignore_index: int | None = -100,
@@ -205,7 +218,7 @@ def focal_loss(input: Any, target: Any, gamma: float = 2.0, weight: Any = None, 
     sure, zero = own.array >= 0, constant(log_p, 0.0)         # p is 1: the power's own slope there is infinite for gamma below 1
     terms = where(sure, zero, power(where(sure, zero + 1, -expm1(own)), gamma) * -own) if gamma else -own
     if weight is not None:
-        terms = terms * constant(log_p, weight)[labels]
+        terms = terms * class_weights("focal_loss", log_p, weight)[labels]
     return reduced(where(counted, terms, zero).reshape(log_p.shape[:-1]), reduction, float(counted.sum()))
 
 

@@ -14,7 +14,16 @@ from mpitrain.ops.choice import clip, minimum, where
 from mpitrain.ops.elementwise import absolute, power, sqrt
 from mpitrain.ops.inputs import as_tensor, raw
 from mpitrain.ops.loss import check_labels
-from mpitrain.ops.losses import binary_cross_entropy_with_logits_loss, constant, distance, labelled, pair, picked, reduced
+from mpitrain.ops.losses import (
+    binary_cross_entropy_with_logits_loss,
+    class_weights,
+    constant,
+    distance,
+    labelled,
+    pair,
+    picked,
+    reduced,
+)
 from mpitrain.ops.reduce import max as largest
 from mpitrain.ops.reduce import mean, sum
 from mpitrain.ops.shape import expand_dims
@@ -117,7 +126,7 @@ def multi_margin_loss(input: Any, target: Any, p: int = 1, margin: float = 1.0, 
     over = over if p == 1 else over * over
     others = constant(x, 1.0) - (array_module(x.array).arange(x.shape[1]) == labels[:, None])
     terms = sum(over * others.astype(x.dtype), 1) * (1.0 / x.shape[1])
-    terms = terms if weight is None else terms * constant(x, weight)[labels]
+    terms = terms if weight is None else terms * class_weights("multi_margin_loss", x, weight)[labels]
     return reduced(terms.reshape(()) if single else terms, reduction)
 
 

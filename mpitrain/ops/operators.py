@@ -119,11 +119,10 @@ def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[...
 
 def unknown(self: Tensor, name: str) -> Any:
     """Called where a tensor has no such attribute: says what PyTorch's is here."""
-    from mpitrain.ops.pytorch import OPS, TENSOR, hint_of_op, without  # few names are wrong
+    from mpitrain.ops.pytorch import OPS, TENSOR, UnknownName  # few names are wrong
     if hasattr(type(self), name):
         return object.__getattribute__(self, name)         # a property whose own lines failed: its error
-    hints = {**OPS, **TENSOR}
-    raise AttributeError(f"{without('a tensor', name, hints)}{'' if name in hints else hint_of_op(name)}")
+    raise UnknownName("a tensor", name, {**OPS, **TENSOR})
 
 
 def _format(self: Tensor, spec: str) -> str:

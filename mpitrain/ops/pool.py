@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
@@ -17,6 +18,8 @@ from mpitrain.ops.shape import reshape
 from mpitrain.ops.spans import ONE, Counts, Sizes, Spans, each
 
 __all__ = ["adaptive_avg_pool2d", "adaptive_max_pool2d", "avg_pool2d", "max_pool2d", "subsample2d"]
+
+Windows: TypeAlias = tuple[Side, tuple[int, ...]]         # along one dim, and by how many numbers the sum of each is divided
 
 
 def max_pool2d(x: Any, kernel_size: Numbers, stride: Numbers | None = None, padding: Numbers = 0, dilation: Numbers = 1,
@@ -75,42 +78,38 @@ def max_pooled(name: str, dims: int, x: Any, spans: Spans, return_indices: bool,
         rows = places.reshape(len(planes), -1)
         found = reshape(getitem(planes, (planes.xp.arange(len(planes))[:, None], rows)), places.shape)
         return (found, Tensor(places)) if return_indices else found
-    outer, sides = x.shape[:-dims], spans.sides
-    if dims == 1:
-        y = MaxPool.apply(reshape(x, (1, prod(outer), 1, x.shape[-1])), rows=ONE, columns=sides[0])
-        return reshape(y, (*outer, sides[0].count))
-    if dims == 2 and len(x.shape) == 4:
-        return MaxPool.apply(x, rows=sides[0], columns=sides[1], relu=relu)
-    y = MaxPool.apply(reshape(x, (1, prod(x.shape[:-2]), *x.shape[-2:])), rows=sides[-2], columns=sides[-1], relu=relu)
-    shape = (*x.shape[:-2], *(side.count for side in sides[-2:]))
-    if dims == 2:
-        return reshape(y, shape)
-    area = prod(shape[-2:])
-    y = MaxPool.apply(reshape(y, (1, prod(outer), x.shape[-3], area)), rows=sides[0], columns=each(area))
-    return reshape(y, (*outer, *spans.outputs))
+    def largest(x: Any, rows: Windows, columns: Windows) -> Tensor:
+        return MaxPool.apply(x, rows=rows[0], columns=columns[0], relu=relu)
+    return _by_planes(largest, dims, x, [(side, ()) for side in spans.sides])
 
 
 def mean_pooled(name: str, dims: int, x: Any, spans: Spans, include_padding: bool, divisor: int | None) -> Tensor:
     """Means over windows of the last dims; of volumes first in each plane, then along the depth."""
     if divisor == 0:
         raise ShapeError(f"{name}: divisor_override is 0, expected another integer")
-    outer, sides, counts = x.shape[:-dims], spans.sides, spans.counts(include_padding)
+    counts = spans.counts(include_padding)
     if divisor is not None:
         counts = [(1,) * n for n in spans.outputs[:-1]] + [(divisor,) * spans.outputs[-1]]
-    if dims == 1:
-        y = MeanPool.apply(reshape(x, (1, prod(outer), 1, x.shape[-1])), rows=ONE, columns=sides[0], counts=((1,), counts[0]))
-        return reshape(y, (*outer, sides[0].count))
+
+    def mean(x: Any, rows: Windows, columns: Windows) -> Tensor:
+        return MeanPool.apply(x, rows=rows[0], columns=columns[0], counts=(rows[1], columns[1]))
+    return _by_planes(mean, dims, x, list(zip(spans.sides, counts)))
+
+
+def _by_planes(pool: Callable[[Any, Windows, Windows], Tensor], dims: int, x: Any, windows: list[Windows]) -> Tensor:
+    """`pool`, of images (N, C, H, W), over windows of the last dims of any x: a line is an image of one row, and of a volume each
+    plane is pooled first, and then the depth."""
     if dims == 2 and len(x.shape) == 4:
-        return MeanPool.apply(x, rows=sides[0], columns=sides[1], counts=(counts[0], counts[1]))
-    y = MeanPool.apply(reshape(x, (1, prod(x.shape[:-2]), *x.shape[-2:])), rows=sides[-2], columns=sides[-1],
-                       counts=(counts[-2], counts[-1]))
-    shape = (*x.shape[:-2], *(side.count for side in sides[-2:]))
-    if dims == 2:
-        return reshape(y, shape)
-    area = prod(shape[-2:])
-    y = MeanPool.apply(reshape(y, (1, prod(outer), x.shape[-3], area)), rows=sides[0], columns=each(area),
-                       counts=(counts[0], (1,) * area))
-    return reshape(y, (*outer, *spans.outputs))
+        return pool(x, *windows)
+    outer, outputs = x.shape[:-dims], tuple(side.count for side, _ in windows)
+    if dims == 1:
+        y = pool(reshape(x, (1, prod(outer), 1, x.shape[-1])), (ONE, (1,)), windows[0])
+    else:
+        y = pool(reshape(x, (1, prod(x.shape[:-2]), *x.shape[-2:])), *windows[-2:])
+    if dims == 3:
+        area = prod(outputs[1:])
+        y = pool(reshape(y, (1, prod(outer), x.shape[-3], area)), windows[0], (each(area), (1,) * area))
+    return reshape(y, (*outer, *outputs))
 
 
 class MaxPool(Function):

@@ -6,7 +6,10 @@ docs/from_pytorch.md has the commonest with what to write; a test runs its lines
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from typing import Any
+
+from mpitrain.errors import nearest
 
 DRAWN = ("random numbers inside a model are functions of the seed, the step, the sample and the layer's name, the same on any "
          "number of ranks (nn.Dropout); first values come from nn.init, and data from numpy.random.default_rng(seed)")
@@ -151,10 +154,21 @@ NN = {
 OPTIM = {"SparseAdam": "gradients are dense: optim.Adam"}
 
 
-def without(what: str, name: str, words: dict[str, str]) -> AttributeError:
-    """The error for a name that `what` has not: with what to write instead, where PyTorch has the name."""
-    hint = words.get(name)
-    return AttributeError(f"{what} has no attribute {name!r}" + (f"; in place of PyTorch's {name}: {hint}" if hint else ""))
+class UnknownName(AttributeError):
+    """`what` has no attribute `name`. What to write instead is looked for where somebody reads the message: `hasattr` does not.
+
+    It is what `words` say of PyTorch's names, or the operation of that name, or else the nearest of the `known` names.
+    """
+
+    def __init__(self, what: str, name: str, words: dict[str, str], known: Callable[[], Iterable[str]] = tuple):
+        super().__init__(what, name)
+        self.words, self.known = words, known
+
+    def __str__(self) -> str:
+        what, name = self.args
+        hint = f"; in place of PyTorch's {name}: {self.words[name]}" if name in self.words else hint_of_op(name)
+        near = "" if hint else nearest(name, [one for one in self.known() if not one.startswith("_")])
+        return f"{what} has no attribute {name!r}{hint}{near if '?' in near else ''}"
 
 
 def hint_of_op(name: str) -> str:

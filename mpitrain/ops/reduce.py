@@ -5,10 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from mpitrain.autograd import Context, Function, Tensor, stand_in
+from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.sums import sum_over
+from mpitrain.kernels.variances import squares_over
 from mpitrain.ops.elementwise import exp
 from mpitrain.ops.inputs import Dims as Given
 from mpitrain.ops.inputs import reduced
@@ -48,7 +49,9 @@ class Mean(Function):
         ctx.count = _count(x, dim)
         if ctx.count == 0:
             raise ShapeError(f"mean over no elements: shape {x.shape}, dim {dim}")
-        return sum_over(x, dim, keepdim) / ctx.count
+        made = sum_over(x, dim, keepdim)
+        made /= ctx.count
+        return made
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
@@ -90,19 +93,23 @@ class Variance(Function):
         if count <= correction:
             raise ShapeError(f"var with correction={correction} over {count} elements: shape {x.shape}, dim {dim}")
         ctx.dim, ctx.kept, ctx.degrees = dim, _kept(x, dim), count - correction
-        centred = x - sum_over(x, dim, True) / count
-        ctx.save(centred)
-        return sum_over(centred * centred, dim, keepdim) / ctx.degrees
+        dtype = x.dtype.newbyteorder("=")
+        mean, squares = squares_over(x, _dims(x, dim))
+        ctx.save(x, mean.astype(dtype))
+        squares /= ctx.degrees
+        return squares.astype(dtype).reshape(ctx.kept if keepdim else _dropped(x, dim))
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> Array:
-        centred, = ctx.saved
-        return centred * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
+        x, mean = ctx.saved
+        centred = x - mean
+        centred *= grad.reshape(ctx.kept) * (2 / ctx.degrees)
+        return centred
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        centred = stand_in(ctx, 0, ctx.saved[0])      # a shift changes nothing
-        return (centred - centred.mean(ctx.dim, True)) * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
+        x = ctx.input(0)
+        return (x - x.mean(ctx.dim, True)) * (grad.reshape(ctx.kept) * (2 / ctx.degrees))
 
 
 class LogSumExp(Function):
@@ -179,7 +186,7 @@ def min(x: Any, dim: Given = None, keepdim: bool = False) -> Tensor:
 
 
 def var(x: Any, dim: Given = None, *, keepdim: bool = False, correction: int = 1) -> Tensor:
-    """The variance: squared distances from the mean, summed and divided by ``count - correction``."""
+    """The variance: squared distances from the mean, summed in float64 and divided by ``count - correction``."""
     return Variance.apply(x, dim=reduced("var", x, dim), keepdim=keepdim, correction=correction)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from mpitrain.ops.elementwise import log
 from mpitrain.ops.inputs import as_tensor, check_number, float_tensor, floating
 from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.shape import reshape
-from mpitrain.ops.unary import log1p, sin
+from mpitrain.ops.unary import Unary, log1p, sin, unary
 
 __all__ = ["digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "lgamma", "log_ndtr", "logit", "mvlgamma", "nan_to_num",
            "ndtr", "polygamma", "sinc"]
@@ -28,39 +27,23 @@ __all__ = ["digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "lgamma", "log_n
 TWO_OVER_ROOT_PI = kernels.TWO_OVER_ROOT_PI
 
 
-class Special(Function):
-    """A function of each element: `value(x)`, and `slope(module, kept)`, where the input or the output is kept."""
-
-    value: Callable[[Any], Any]
-    slope: Callable[[Any, Any], Any]
-    keeps_output = False
+class Special(Unary):
+    """A function of each element by a kernel. Its slope is one of tensors alone: arrays have no such functions."""
 
     @staticmethod
-    def forward(ctx: Context, x: Array) -> Array:
-        x = floating(ctx.function.__name__.lower(), x)
-        result = ctx.function.value(x)
-        ctx.save(result if ctx.function.keeps_output else x)
-        return result
+    def backward(ctx: Context, grad: Array) -> Array:
+        return Function.backward(ctx, grad)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
         with np.errstate(all="ignore"):
-            kept = ctx.output(0) if ctx.function.keeps_output else ctx.input(0)
-            return grad * ctx.function.slope(sys.modules[__package__], kept)
+            return Unary.derivative(ctx, grad)
 
 
-def special(name: str, value: Callable[[Any], Any], slope: Callable[[Any, Any], Any], doc: str, *,
+def special(name: str, kernel: Callable[[Any], Any], slope: Callable[[Any, Any], Any], doc: str, *,
             keeps_output: bool = False) -> Callable[[Any], Tensor]:
     """An op of this name; see `Special`."""
-    function: Any = type(name.capitalize(), (Special,), {
-        "value": staticmethod(value), "slope": staticmethod(slope), "keeps_output": keeps_output,
-        "__doc__": doc})
-
-    def op(x: Any) -> Tensor:
-        return function.apply(as_tensor(x))
-    op.__name__ = op.__qualname__ = name
-    op.__doc__ = doc
-    return op
+    return unary(name, lambda xp, x: kernel(x), slope, doc, keeps_output=keeps_output, kind=Special)
 
 
 erf = special("erf", kernels.erf, lambda m, x: TWO_OVER_ROOT_PI * m.exp(-x * x),

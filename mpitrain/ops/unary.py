@@ -46,10 +46,10 @@ class Unary(Function):
 
 
 def unary(name: str, value: Callable[[Any, Any], Any], slope: Callable[[Any, Any], Any], doc: str, *,
-          keeps_output: bool = False) -> Callable[[Any], Tensor]:
+          keeps_output: bool = False, kind: type[Unary] = Unary) -> Callable[[Any], Tensor]:
     """An op of this name; see `Unary`."""
-    function: Any = type(name.capitalize(), (Unary,), {"value": staticmethod(value), "slope": staticmethod(slope),
-                                                  "keeps_output": keeps_output, "__doc__": doc})
+    function: Any = type(name.capitalize(), (kind,), {"value": staticmethod(value), "slope": staticmethod(slope),
+                                                      "keeps_output": keeps_output, "__doc__": doc})
 
     def op(x: Any) -> Tensor:
         return function.apply(as_tensor(x))

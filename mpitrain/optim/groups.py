@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from mpitrain.arguments import misfit, parameters_of
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, GraphError, nearest
 from mpitrain.optim.optimizer import ALIGN, Allocate, Held, Optimizer, Segment
-from mpitrain.registry import misfit, parameters_of
 
 GIVEN = ("self", "model", "allocate", "lr")
 OWN = ("params", "lr", "lr_factor", "frozen", "freeze_until")

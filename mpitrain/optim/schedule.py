@@ -10,8 +10,9 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from mpitrain.arguments import misfit
 from mpitrain.errors import ConfigError, GraphError
-from mpitrain.registry import Registry, misfit, named
+from mpitrain.registry import Registry, named
 
 Rate: TypeAlias = Callable[[int], float]
 SCHEDULES: Registry[Callable[..., Rate]] = Registry("schedule")

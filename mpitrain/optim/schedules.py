@@ -7,9 +7,10 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mpitrain.arguments import parameters_of
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.optim.schedule import SCHEDULES, Adaptive, Rate, schedule
-from mpitrain.registry import parameters_of
+from mpitrain.registry import named
 
 
 def exponential(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int, gamma: float = 0.1) -> Rate:
@@ -99,16 +100,20 @@ def chained(*, lr: float, min_lr: float, warmup_steps: int, total_steps: int, sc
 
 
 def made(i: int, entry: Any, lr: float, min_lr: float, steps: int) -> Rate:
-    """The schedule of the i-th table, for a run of its own of so many steps; its rates, warm-up and end may be its own, too."""
-    name = entry.get("name") if isinstance(entry, Mapping) else None
-    if not isinstance(name, str):
+    """The schedule of the i-th table, for a run of its own of so many steps; its rates, warm-up and end may be its own, too.
+
+    Its name may be a function like those in SCHEDULES.
+    """
+    found = entry.get("name") if isinstance(entry, Mapping) else None
+    if not isinstance(found, str) and not callable(found):
         raise ConfigError(f'optimizer.schedules[{i}] must be a table with a name, such as {{name = "cosine"}}, found {entry!r}')
-    keys, known = {key: value for key, value in entry.items() if key != "name"}, parameters_of(SCHEDULES.resolve(name))
+    name, make = (found, SCHEDULES.resolve(found)) if isinstance(found, str) else (named(found), found)
+    keys, known = {key: value for key, value in entry.items() if key != "name"}, parameters_of(make)
     for key in keys:
         if key not in known:
             raise ConfigError(f'optimizer.schedules[{i}]: "{name}" has no key {key}{nearest(key, known)}')
     try:
-        rate = schedule(name, **{"lr": lr, "min_lr": min_lr, "total_steps": max(1, steps), **keys})
+        rate = schedule(make, **{"lr": lr, "min_lr": min_lr, "total_steps": max(1, steps), **keys})
     except ConfigError as error:
         raise ConfigError(f'optimizer.schedules[{i}], "{name}": {error.message}') from None
     if isinstance(rate, Adaptive):

@@ -27,7 +27,7 @@ from mpitrain.placement.experts import AXIS, cut_experts
 from mpitrain.placement.shard_cuts import shared_keys, where_to_cut
 from mpitrain.placement.shards import Shards, finer
 from mpitrain.placement.stages import Stage, cut
-from mpitrain.placement.tensor_plan import Layer, narrow, read_plan
+from mpitrain.placement.tensor_plan import Layer, narrow, read_plan, refuse_unnamed
 from mpitrain.schedules.grid import COPIES, REPLICAS, Grid
 from mpitrain.schedules.microtree import Node, RankTree, share
 
@@ -176,6 +176,8 @@ def cut_layers(model: Module, grid: Grid, mesh: MeshConfig) -> list[Layer]:
     if mesh.sequence and not any(layer.style == "sequence" for layer in layers):
         raise ConfigError('mesh.sequence = true cuts what lies between layers, and the plan has no "sequence" layer; set '
                           "mesh.sequence = false, or name norms and dropouts in mesh.plan")
+    if mesh.sequence:
+        refuse_unnamed(model, layers)
     narrow(layers, grid.coordinate("tp"), grid.size("tp"))
     return layers
 

@@ -119,6 +119,29 @@ def refuse_sizes(slits: Sequence[Slit], n: int) -> None:
                             f"{nearest_text('tp', n, good)}")
 
 
+def refuse_unnamed(model: nn.Module, layers: Sequence[Layer]) -> None:
+    """ConfigError for a layer that `mesh.sequence` would give some positions of a sample, and that no style tells so.
+
+    Its parameters would have the gradients of these positions alone, and what it draws would not be what one rank does. The
+    dropout of attention is of its weights, of which each rank has whole heads; `DropPath` drops samples.
+    """
+    modules, of_plan = dict(model.named_modules()), {id(layer.module) for layer in layers}
+    fits = STYLES["sequence"][0]
+    for path, module in modules.items():
+        own = next((name for name, leaf in vars(module).items() if isinstance(leaf, Parameter)), "")
+        of_weights = isinstance(modules.get(path.rpartition(".")[0]), nn.MultiHeadAttention)
+        draws = isinstance(module, (nn.Dropout, nn.DropoutAdd, nn.AlphaDropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)) and \
+            module.p > 0 and not of_weights or isinstance(module, nn.RReLU)
+        if id(module) in of_plan or not (own or draws):
+            continue
+        why = f'its parameter "{own}" would have the gradients of some positions alone' if own else \
+            "it would drop other numbers than one rank does"
+        how = 'give it the style "sequence" in mesh.plan' if isinstance(module, fits) else \
+            f'give it a style in mesh.plan ("sequence" is for {", ".join(kind.__name__ for kind in fits)})'
+        raise ConfigError(f'mesh.sequence = true cuts activations along the sequence, and the plan does not name "'
+                          f'{path or "the model"}" ({type(module).__name__}): {why}; {how}, or set mesh.sequence = false')
+
+
 def nearest_text(axis: str, n: int, good: Sequence[int]) -> str:
     """The numbers of ranks below and above `n` that are `good`, in words."""
     near = [*[m for m in good if m < n][-1:], *[m for m in good if m > n][:1]]

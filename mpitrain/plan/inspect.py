@@ -35,7 +35,7 @@ from mpitrain.schedules.grid import REPLICAS, Grid, fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
-from mpitrain.train.build.from_config import checkpoint_folder, observers_of
+from mpitrain.train.build.from_config import checkpoint_folder, never_thawed, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.offload import files_folder, new_file
@@ -87,6 +87,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     buffers = [(name, shape_text(b.shape)) for name, b in model.named_buffers()]
     if buffers:
         yield from table(("buffer", "shape"), buffers)
+    yield from never_thawed(config, config.train.steps or config.train.epochs * valid.sampler.steps_per_epoch)
     yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
     stages = [placed.at_stage(index) for index in range(pp)]
     if pp > 1:

@@ -9,9 +9,12 @@ import re
 import resource
 import stat
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import mpitrain
 from mpitrain.comm.job.failure import describe, printable, write_record
 from mpitrain.errors import DataError, MeshError
 
@@ -43,8 +46,8 @@ def raised(error: BaseException) -> BaseException:
     (OSError(errno.EFBIG, "File too large"), "E_IO", 74),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "E_MEMORY", 71),
     (OSError(errno.EMFILE, "Too many open files"), "E_IO", 74),
-    (OSError(errno.EADDRINUSE, "Address already in use"), "E_BUG", 70),
-    (KeyError("x"), "E_BUG", 70),
+    (OSError(errno.EADDRINUSE, "Address already in use"), "E_USER", 70),
+    (KeyError("x"), "E_USER", 70),
 ])
 def test_every_exception_has_a_code_and_an_exit_status(error: BaseException, code: str, exit_code: int) -> None:
     failure = describe(raised(error))
@@ -82,6 +85,58 @@ def test_a_current_folder_that_was_deleted_is_named(tmp_path: Path, monkeypatch:
     assert failure.exit_code == 66 and failure.message.startswith("the folder that this process was started in is gone")
 
 
+def code_of(file: str, text: str, name: str, **names: object) -> Any:
+    """The function `name` of a program `text` in a file called so, which need not be there."""
+    space: dict[str, object] = {"__name__": name, **names}
+    exec(compile(text, file, "exec"), space)
+    return space[name]
+
+
+OURS = "def ours(f):\n    return f()\n"
+USERS = "import numpy\ndef user(f):\n    return f()\n"
+
+
+@pytest.mark.parametrize(("text", "code", "where"), [
+    ("user(lambda: ours(lambda: user(fails)))", "E_USER", r"at test_failure.py:\d+ in fails"),
+    ("ours(lambda: user(fails))", "E_USER", r"at test_failure.py:\d+ in fails"),
+    ("ours(lambda: user(lambda: numpy.zeros((2, 3)) @ numpy.zeros(2)))", "E_USER", r"at a.py:1 in <lambda>"),
+    ("ours(lambda: user(lambda: numpy.linalg.inv(numpy.zeros((2, 2)))))", "E_USER", r"at a.py:1 in <lambda>"),
+    ("ours(lambda: user(lambda: json.loads('{')))", "E_USER", r"at a.py:1 in <lambda>"),
+    ("ours(fails_inside)", "E_USER", r"at theirs.py:2 in inside"),
+    ("ours(lambda: user(lambda: package(fails_inside)))", "E_USER", r"at a.py:1 in <lambda>"),
+    ("ours(lambda: user(lambda: broken()))", "E_BUG", r"at made.py:2 in broken, called at a.py:1 in <lambda>"),
+    ("ours(lambda: user(lambda: inverse()))", "E_BUG", r"at \S+.py:\d+ in \w+, called at a.py:1 in <lambda>"),
+    ("broken()", "E_BUG", r"at made.py:2 in broken, called at a.py:1 in main")])
+def test_an_error_is_the_users_where_a_file_of_his_raised_it_and_ours_where_a_file_of_ours_did(text: str, code: str,
+                                                                                              where: str) -> None:
+    def fails() -> None:
+        raise ValueError("odd")
+    site, made = "/usr/lib/python3/site-packages/theirs.py", str(Path(mpitrain.__file__).with_name("made.py"))
+    main = code_of("/home/a.py", f"def main(): {text}\n", "main", np=np, numpy=np, json=json, fails=fails,
+                   ours=code_of(made, OURS, "ours"), user=code_of("/home/b.py", USERS, "user"),
+                   broken=code_of(made, "def broken():\n    raise ValueError('odd')\n", "broken"),
+                   inverse=code_of(made, "def inverse():\n    np.linalg.inv(np.zeros((2, 2)))\n", "inverse", np=np),
+                   package=code_of(site, "def package(f):\n    return f()\n", "package"),
+                   fails_inside=code_of(site, "def inside():\n    raise ValueError('odd')\n", "inside"))
+    try:
+        main()
+    except ValueError as error:
+        error.__traceback__ = error.__traceback__.tb_next     # type: ignore[union-attr]  # this file is a user's, too
+        failure = describe(error)
+    assert (failure.code, failure.exit_code) == (code, 70)
+    assert re.match(rf"(ValueError|LinAlgError|JSONDecodeError) {where}: .", failure.message), failure.message
+
+
+def test_an_error_of_ours_below_no_code_of_a_users_is_a_bug_of_ours() -> None:
+    made = str(Path(mpitrain.__file__).with_name("made.py"))
+    try:
+        code_of(made, "def broken():\n    raise KeyError('x')\n", "broken")()
+    except KeyError as error:
+        error.__traceback__ = error.__traceback__.tb_next     # type: ignore[union-attr]
+        failure = describe(error)
+    assert (failure.code, failure.exit_code, failure.message) == ("E_BUG", 70, "KeyError at made.py:2 in broken: 'x'")
+
+
 def test_a_bug_says_which_line_of_code() -> None:
     assert describe(raised(ValueError("odd"))).message.startswith("ValueError at test_failure.py:")
 
@@ -107,12 +162,12 @@ def test_a_limit_on_memory_is_named_beside_the_allocation_that_failed(monkeypatc
                                    RuntimeError("can't start new thread")])
 def test_below_a_limit_on_memory_a_library_or_thread_that_finds_no_room_is_no_bug(monkeypatch: pytest.MonkeyPatch,
                                                                                  error: Exception) -> None:
-    assert describe(raised(error)).code == "E_BUG"                            # the control: there is no limit
+    assert describe(raised(error)).code == "E_USER"                            # the control: there is no limit
     monkeypatch.setattr(resource, "getrlimit", lambda which: (500 << 20, -1))
     failure = describe(raised(error))
     assert (failure.code, failure.exit_code) == ("E_MEMORY", 71)
     assert f"{error} (a process may have 500 MiB: ulimit -v); use a" in failure.message
-    assert describe(raised(type(error)("no such symbol"))).code == "E_BUG"
+    assert describe(raised(type(error)("no such symbol"))).code == "E_USER"
 
 
 @pytest.mark.promise("F10")

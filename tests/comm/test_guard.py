@@ -50,8 +50,8 @@ def test_bad_data_on_one_rank_while_the_others_wait(n: int, culprit: int) -> Non
 
 
 @pytest.mark.parametrize(("name", "rc", "message"), [
-    ("bug", 70, r"E_BUG rank=1/2 host=\S+: ZeroDivisionError at faults.py:\d+ in throw: division by zero"),
-    ("in_barrier", 70, r"E_BUG rank=1/2 host=\S+: RuntimeError at faults.py:\d+ in in_barrier: "
+    ("bug", 70, r"E_USER rank=1/2 host=\S+: ZeroDivisionError at faults.py:\d+ in throw: division by zero"),
+    ("in_barrier", 70, r"E_USER rank=1/2 host=\S+: RuntimeError at faults.py:\d+ in in_barrier: "
                        r"line one\\x0ampitrain: not a second line \\x1b\[31m"),
     ("memory", 71, r"E_MEMORY rank=1/2 host=\S+: out of memory at faults.py:\d+ in <lambda>: Unable to allocate .*; use a .*"),
     ("missing", 66, r'E_MISSING rank=1/2 host=\S+ file="/nonexistent/x.h5": No such file or directory'),
@@ -60,7 +60,7 @@ def test_bad_data_on_one_rank_while_the_others_wait(n: int, culprit: int) -> Non
     ("exit_0", 70, r"E_EXIT rank=1/2 host=\S+: the program ended by sys.exit\(0\) at .*"),
     ("exit_text", 70, r"E_EXIT rank=1/2 host=\S+: the program ended by sys.exit\('enough'\) at .*"),
     ("return_3", 3, r"E_EXIT rank=1/2 host=\S+: the program ended by returning 3 while .*"),
-    ("thread", 70, r"E_BUG rank=1/2 host=\S+: ValueError at faults.py:\d+ in throw: from a thread"),
+    ("thread", 70, r"E_USER rank=1/2 host=\S+: ValueError at faults.py:\d+ in throw: from a thread"),
     ("before_mpi", 65, r"E_DATA rank=1/2 host=\S+: found before MPI started"),
 ])
 @pytest.mark.promise("A1", "A3")
@@ -72,8 +72,8 @@ def test_one_rank_fails(name: str, rc: int, message: str) -> None:
     ("no_files", 74, r"E_IO rank=1/2 host=\S+ file=.*: Too many open files; raise the limit on open files .*"),
     ("no_memory", 71, r"E_MEMORY rank=1/2 host=\S+: out of memory at faults.py:\d+ in leak: an allocation failed "
                         r"\(a process may have \d+ MiB: ulimit -v\); use a .*"),
-    ("no_threads", 70, r"E_BUG rank=1/2 host=\S+: ValueError at faults.py:\d+ in fail_without: no thread left"),
-    ("no_text", 70, r"E_BUG rank=1/2 host=\S+: Unprintable at faults.py:\d+ in throw: \(it cannot be printed: RuntimeError\)"),
+    ("no_threads", 70, r"E_USER rank=1/2 host=\S+: ValueError at faults.py:\d+ in fail_without: no thread left"),
+    ("no_text", 70, r"E_USER rank=1/2 host=\S+: Unprintable at faults.py:\d+ in throw: \(it cannot be printed: RuntimeError\)"),
     ("nothing_left", 70, r"E_BUG rank=1/2: ValueError, and then RuntimeError while saying so"),
 ])
 @pytest.mark.promise("A3", "A12")
@@ -126,7 +126,7 @@ def test_a_stop_on_request_is_said_once_with_its_code() -> None:
 
 @pytest.mark.promise("A1")
 def test_ranks_that_fail_by_accident_together_print_one_line() -> None:
-    one_line(run("together", -1, n=4), 70, r"mpitrain: E_BUG rank=\d/4 .*: on every rank")
+    one_line(run("together", -1, n=4), 70, r"mpitrain: E_USER rank=\d/4 .*: on every rank")
 
 
 @pytest.mark.parametrize(("name", "one", "other"), [
@@ -169,7 +169,7 @@ def test_a_signal_to_the_launcher_ends_the_job(number: int) -> None:
 @pytest.mark.promise("A12")
 def test_a_hang_in_the_failure_path_is_bounded() -> None:
     """Intel MPI's code for ranks that it has to kill is 255."""
-    one_line(run("stuck_abort", 1), 70 if is_open_mpi() or is_mpich() else 255, "mpitrain: E_BUG .*", limit=7)
+    one_line(run("stuck_abort", 1), 70 if is_open_mpi() or is_mpich() else 255, "mpitrain: E_USER .*", limit=7)
 
 
 @pytest.mark.promise("A12")
@@ -181,11 +181,11 @@ def test_a_closed_stderr_does_not_keep_the_job_alive() -> None:
 @pytest.mark.promise("F7")
 def test_the_traceback_goes_to_the_run_folder_for_the_owner_only(tmp_path: Path) -> None:
     result = run("with_run_folder", 1, env={"RUN_FOLDER": str(tmp_path)})
-    one_line(result, 70, "mpitrain: E_BUG .*")
+    one_line(result, 70, "mpitrain: E_USER .*")
     file = tmp_path / "errors" / "rank-1.json"
     record = json.loads(file.read_text())
     assert "Traceback" in record["traceback"] and record["line"] == result.error_lines[0]
-    assert (record["code"], record["exit_code"], record["rank"], record["size"]) == ("E_BUG", 70, 1, 2)
+    assert (record["code"], record["exit_code"], record["rank"], record["size"]) == ("E_USER", 70, 1, 2)
     assert stat.S_IMODE(os.stat(file).st_mode) == 0o600
     assert "Traceback" not in result.err
 
@@ -202,11 +202,11 @@ def test_a_full_disk_is_one_line_also_where_the_record_cannot_be_written(tmp_pat
 def test_a_run_folder_that_cannot_be_written_sends_the_traceback_to_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = run("with_run_folder", 1, env={"RUN_FOLDER": str(tmp_path / "file")})
-    one_line(result, 70, "mpitrain: E_BUG .*")
+    one_line(result, 70, "mpitrain: E_USER .*")
     assert "| Traceback" in result.err
 
 
 def test_the_traceback_goes_to_the_terminal_when_asked_for() -> None:
     result = mpirun(2, FAULTS, "bug", "1", "--traceback", timeout=40)
-    one_line(result, 70, "mpitrain: E_BUG .*")
+    one_line(result, 70, "mpitrain: E_USER .*")
     assert "| ZeroDivisionError: division by zero" in result.err

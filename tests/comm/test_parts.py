@@ -227,13 +227,13 @@ def test_a_signal_that_was_blocked_until_the_program_listens_arrives_then() -> N
 
 
 @pytest.mark.parametrize(("program", "rc", "line"), [
-    ("raise ValueError('odd')", 70, "mpitrain: E_BUG rank=0/1 host="),
+    ("raise ValueError('odd')", 70, "mpitrain: E_USER rank=0/1 host="),
     ("raise KeyboardInterrupt", 130, "mpitrain: E_INTERRUPT rank=0/1 host="),
     ("raise SystemExit(0)", 0, ""),
     ("raise SystemExit(5)", 5, ""),
     ("return 4", 4, ""),
     ("import threading; threading.Thread(target=lambda: 1 / 0).start(); threading.Event().wait()", 70,
-     "mpitrain: E_BUG rank=0/1 host="),
+     "mpitrain: E_USER rank=0/1 host="),
 ])
 def test_one_rank_alone_exits_with_its_code_and_at_most_one_line(program: str, rc: int, line: str) -> None:
     code = f"from mpitrain.comm.job.guard import Process\ndef main():\n    {program}\nProcess().run(main)"

@@ -120,7 +120,19 @@ LATE = BEGIN + """
     told("start opens\\n")
     told(f"run 2 \\nrank 0 {os.getpid()} 900 900 900\\n")
     told("start opens\\n")
+    watcher.period = 0.0
+    assert watcher.take_orders()
+    watcher.look()
 """
+ENDED = BEGIN + """
+    os.write(ours, f"run 1 \\nrank 0 {os.getpid()} 900 900 900\\n".encode())
+    os.close(ours)
+    watcher.run()
+"""
+
+
+def test_nothing_is_said_of_ranks_that_cannot_be_looked_at_because_the_job_is_over() -> None:
+    assert program(ENDED, 1024) == ""
 
 
 @pytest.mark.promise("A4")
@@ -128,7 +140,8 @@ def test_mpi_has_started_once_a_rank_has_said_so() -> None:
     """A program may open its run late; and a watcher that can see no rank must not take this for a start that fails."""
     said = program(LATE, 1024).split("\n")
     assert said[:4] == ["not started", "start opens", "start done", "not started"] and said[4] == "start opens"
-    assert [line for line in said[5:] if line][1:] == ["run 2 ", "start opens"] and "nobody watches" in "".join(said[5:])
+    later = [line for line in said[5:] if line]
+    assert later[:2] == ["run 2 ", "start opens"] and len(later) == 3 and "nobody watches" in later[2]
 
 
 @pytest.mark.promise("A4")

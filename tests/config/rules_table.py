@@ -106,6 +106,9 @@ class Unequal(Raises):
     def __call__(self, output, target): return ops.mse(output, output.reshape(-1))
 class Alone(Replicated):
     def __init__(self, setup): pass
+def half(*, lr, min_lr, warmup_steps, total_steps): return lambda step: lr / 2
+class Plain(optim.SGD):
+    def __init__(self, model, lr=0.1, *, damping=1.0): super().__init__(model, lr)
 """
 TABLE = """
 # words
@@ -273,8 +276,13 @@ mlp optimizer.schedule=own.py:late train.steps=5 => must give a finite number fo
 mlp optimizer.maximize="false" => optimizer.name = "adamw": optimizer.maximize must be true or false, found "false"
 mlp optimizer.amsgrad=1 => optimizer.amsgrad must be true or false, found 1
 mlp optimizer.name=asgd optimizer.lambd=x => optimizer.name = "asgd": optimizer.lambd must be a number, found "x"
-mlp optimizer.name=rprop optimizer.weight_decay=0.1 => optimizer.name = "rprop" has no weight decay
-mlp optimizer.name=lbfgs optimizer.weight_decay=0.1 => optimizer.name = "lbfgs" has no weight decay
+mlp optimizer.name=rprop optimizer.weight_decay=0.1 => optimizer.name = "rprop" does not take optimizer.weight_decay = 0.1; leave
+mlp optimizer.name=lbfgs optimizer.weight_decay=0.1 => optimizer.name = "lbfgs" does not take optimizer.weight_decay = 0.1; leave
+mlp optimizer.name=sgd optimizer.betas=[0.9,0.99] => optimizer.name = "sgd" does not take optimizer.betas = [0.9, 0.99]; leave
+mlp optimizer.momentum=0.8 => optimizer.momentum = 0.8; leave it at 0.9, the default; it takes lr, betas, eps, weight_decay, decay
+mlp optimizer.name=adamw optimizer.nesterov=true => optimizer.name = "adamw" does not take optimizer.nesterov = true; leave it
+mlp optimizer.name=adamw optimizer.momentum=0.9 optimizer.nesterov=false
+mlp optimizer.name=own.py:Plain optimizer.momentum=0.8 => does not take optimizer.momentum = 0.8; leave it at 0.9, the default; it
 mlp optimizer.schedule=sequential optimizer.schedules=["cosine"] => optimizer.schedules must be a list of tables, found ["cosine"]
 mlp optimizer.schedule=plateau optimizer.lr_eps=-1 => schedule plateau wants threshold and lr_eps of 0 or more
 mlp optimizer.groups=[{lr=0.1}] => optimizer.groups: a group needs params
@@ -285,7 +293,14 @@ mlp optimizer.groups=[{params="*.bias",maximize="no"}] => the group of *.bias: m
 mlp optimizer.groups=[{params="*.bias",betas=[2,3]}] => the group of *.bias: optimizer.betas is two numbers in [0, 1), not [2, 3]
 mlp train.loss=focal train.gamma=-1 => the gamma of focal_loss is a finite number, 0 or more, not -1
 mlp train.loss=huber train.delta=0 => train.loss = "huber": the delta of the huber loss is more than 0, not 0
-mlp train.weight=[0,0] => train.loss = "cross_entropy": cross_entropy: weight has a number for each class, 0 or more, and not
+mlp train.weight=[0,0,0,0,0,0,0,0,0,0] => the run divides by: weight has a number for each class, 0 or more, and not all 0
+mlp train.loss=nll train.weight=[1,1,1,1,1,1,1,1,1,-1] => the run divides by: weight has a number for each class, 0 or more
+mlp train.loss=focal train.weight=[1,1,1,1,1,1,1,1,1,-1]
+gpt@2,4 mesh.tp=2 mesh.sequence=true mesh.plan={"norm"="sequence"} => the plan does not name "embed.token" (Embedding): its
+mlp optimizer.schedule=chained optimizer.schedules=[{name="own.py:half"}]
+mlp optimizer.schedule=chained optimizer.schedules=[{name="sequential",schedules=[{name="own.py:half"}]}]
+mlp optimizer.schedule=chained optimizer.schedules=[{name="own.py:hlf"}] => schedule "own.py:hlf": own.py has no "hlf" (did
+mlp optimizer.schedule=chained optimizer.schedules=[{name="own.py:half",gama=1}] => "own.py:half" has no key gama
 mlp optimizer.gamma=-3 => optimizer.gamma must be a finite number, 0 or more, found -3
 mlp optimizer.momentum=5 => optimizer.momentum must lie in [0, 1), found 5.0
 mlp model.activation=7 => model "mlp": model.activation must be a string, found 7

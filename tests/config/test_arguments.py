@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from runs import SMALL, write
 
+from mpitrain.arguments import misfit
 from mpitrain.autograd import Tensor
 from mpitrain.config import Config, load_config, to_toml
 from mpitrain.data.transforms import Transforms, augmentations
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Parameter, init
-from mpitrain.registry import misfit
+from mpitrain.placement.shard_cuts import probe
+from mpitrain.plan.inspect import inspect_config
 from mpitrain.train.build.from_config import describe, make_loss, make_optimizer, make_rate, never_thawed
 
 OWN = """
@@ -251,6 +253,47 @@ def test_a_group_that_the_run_never_thaws_gets_a_line(tmp_path: Path) -> None:
     line, = never_thawed(config, 30)
     assert line == "optimizer.groups: the group of *.bias is not trained: freeze_until = 30, and the run has 30 steps"
     assert never_thawed(config, 31) == []
+    late = "optimizer.groups: the group of *.bias is not trained: freeze_until = 50, and the run has 50 steps"
+    for start, wanted in ((49, []), (50, [late])):
+        config = loaded(tmp_path, f'optimizer.groups=[{{params="*.bias", freeze_until={start}}}]')
+        assert [told for told in inspect_config(config, 1) if "not trained" in told] == wanted
+
+
+@pytest.mark.parametrize("schedules", [
+    '[{name="own.py:steps_of", width=3}, {name="own.py:steps_of", width=2, lr=3.0}]',
+    '[{name="chained", schedules=[{name="own.py:steps_of", width=3}]}, {name="own.py:steps_of", width=2, lr=3.0}]'])
+def test_schedules_in_schedules_are_found_in_the_folder_of_the_file(tmp_path: Path, schedules: str) -> None:
+    config = loaded(tmp_path, "optimizer.schedule=sequential", "optimizer.milestones=[6]", "optimizer.warmup_steps=0",
+                    "optimizer.lr=1.0", f"optimizer.schedules={schedules}")
+    rate = make_rate(config, 10)
+    assert [rate(step) for step in (0, 2, 3, 5, 6, 7, 8)] == [1.0, 1.0, 0.5, 0.5, 3.0, 3.0, 1.5]
+
+
+@pytest.mark.parametrize(("overrides", "found", "takes"), [
+    (["optimizer.name=sgd", "optimizer.betas=[0.9, 0.99]"], 'optimizer.name = "sgd" does not take optimizer.betas = [0.9, 0.99]; '
+     "leave it at [0.9, 0.999], the default; it takes ", "lr, momentum, dampening, nesterov, weight_decay, decay, maximize"),
+    (["optimizer.momentum=0.5"], 'optimizer.name = "adamw" does not take optimizer.momentum = 0.5; leave it at 0.9, the default; '
+     "it takes ", "lr, betas, eps, weight_decay, decay, amsgrad, maximize"),
+    (["optimizer.name=own.py:Damped", "optimizer.decay=matrices"], 'optimizer.name = "own.py:Damped" does not take '
+     'optimizer.decay = "matrices"; leave it at "all", the default; it takes ', "lr, damping"),
+    (["optimizer.name=rprop", "optimizer.weight_decay=0.1"], 'optimizer.name = "rprop" does not take optimizer.weight_decay = '
+     "0.1; leave it at 0.0, the default; it takes ", "lr, etas, step_sizes, maximize")])
+def test_a_key_that_an_optimizer_does_not_take_is_refused_with_those_that_it_takes(tmp_path: Path, overrides: list[str],
+                                                                                   found: str, takes: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make_optimizer(loaded(tmp_path, *overrides), probe())
+    assert caught.value.message == f"on the command line: {found}{takes}"
+
+
+def test_a_key_of_the_file_for_another_optimizer_is_refused_unless_it_is_the_default(tmp_path: Path) -> None:
+    for text, refused in (("momentum = 0.8", True), ("momentum = 0.9", False), ("betas = [0.8, 0.9]", False)):
+        file = write(tmp_path, SMALL.replace("lr = 3e-3", f"lr = 3e-3\n{text}"))
+        config = load_config(file, ["optimizer.name=adam"])
+        if not refused:
+            make_optimizer(config, probe())
+            continue
+        with pytest.raises(ConfigError, match='optimizer.name = "adam" does not take optimizer.momentum = 0.8'):
+            make_optimizer(config, probe())
 
 
 def aligned(nbytes: int) -> Any:

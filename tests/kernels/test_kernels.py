@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import pkgutil
+import sys
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from kernel_examples import EXAMPLES
 import mpitrain.kernels
 from mpitrain.backend import native
 from mpitrain.kernels import KERNELS, Kernel
+from mpitrain.kernels.kernel import has_numba
 
 for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
     importlib.import_module(f"mpitrain.kernels.{module.name}")
@@ -103,3 +106,17 @@ def test_a_loop_of_numba_equals_the_reference_and_the_bits_of_c_where_they_are_p
     if name in SAME_BITS and native.load("rows") is not None:
         for a, b in zip(arrays_of((found, given)), arrays_of((kernel.host()(*in_c), in_c)), strict=True):
             assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.skipif(not has_numba(), reason="needs Numba")
+def test_a_loop_of_numba_is_found_in_the_cache_by_the_next_process() -> None:
+    """Its key has the functions that a maker put into the loop, which are the same elsewhere where a module has them by name."""
+    import mpitrain.kernels.loops
+    inner = []
+    for module in pkgutil.iter_modules(mpitrain.kernels.loops.__path__):
+        for made in vars(importlib.import_module(f"mpitrain.kernels.loops.{module.name}")).values():
+            inner += [cell.cell_contents for cell in getattr(made, "__closure__", None) or ()]
+    inner = [function for function in inner if isinstance(function, FunctionType)]
+    assert len(inner) > 20
+    for function in inner:
+        assert getattr(sys.modules[function.__module__], function.__qualname__, None) is function, function

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from mpitrain.backend import native
-from mpitrain.kernels import KERNELS, elementwise, lines, special
+from mpitrain.kernels import KERNELS, batch_norm, elementwise, lines, pool, special
+from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.kernel import has_numba
 
 pytestmark = pytest.mark.skipif(native.load("lines") is None or not has_numba(), reason="needs both C and Numba")
-assert elementwise and lines and special
+assert batch_norm and elementwise and lines and pool and special
 TYPES = ("float32", "float64")
 
 
@@ -163,3 +164,49 @@ def test_an_index_outside_is_an_error(name: str, word: str) -> None:
     if name == "gather":
         with pytest.raises(IndexError):
             function(np.empty(0), np.zeros(3, np.int64), six, 1, 0, 3, 1)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [(3, 2, 37), (5, 70, 16), (9, 40, 49), (2, 3, 2100), (4, 2, 256)], ids=str)
+def test_batch_norm(shape: tuple[int, ...], dtype: str) -> None:
+    """Tails of vectors, more channels than are done at a time, longer runs than their sums take, and a bad first guess."""
+    rng = np.random.default_rng(5)
+    x, grad, residual = (rng.normal(size=shape).astype(dtype) for _ in range(3))
+    weight, bias = (rng.normal(size=shape[1]).astype(dtype) for _ in range(2))
+    x[0] += 300
+    for choice in (weight, bias, residual, 1e-5, True), (None, None, None, 1e-5, False), (weight, bias, None, 1e-5, True):
+        y, mean, _, inverse = alike("batch_norm", x, *choice)
+    centre = mean.astype(dtype)
+    for name in "channel_moments", "channel_sums", "channel_affine", "channel_combine":
+        alike(name, *{"channel_moments": (x,), "channel_sums": (grad, x, centre), "channel_affine": (x, centre, weight, bias),
+                      "channel_combine": (grad, x, centre, weight, bias, weight)}[name])
+    for before, relu in (None, False), (y, True):
+        alike("batch_norm_gradients", grad, x, before, centre, weight, bias, inverse, relu, True)
+    in_c, in_numba = KERNELS["batch_norm_gradients"].host(), KERNELS["batch_norm_gradients"].numba()
+    assert in_c is not None and in_numba is not None
+    found, wanted = (version(grad, x, None, centre, weight, bias, inverse, True, True) for version in (in_numba, in_c))
+    for place in 0, 2, 3:                                    # what is gone before ReLU is undefined without y
+        np.testing.assert_array_equal(found[place], wanted[place])
+
+
+def alike(name: str, *arguments: Any) -> Any:
+    """`same` of a kernel with several results; C's."""
+    in_c, in_numba = KERNELS[name].host(), KERNELS[name].numba()
+    assert in_c is not None and in_numba is not None
+    wanted, found = in_c(*arguments), in_numba(*arguments)
+    for a, b in zip(wanted, found) if isinstance(wanted, tuple) else [(wanted, found)]:
+        np.testing.assert_array_equal(b, a)
+    return wanted
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("width", [1, 2, 15, 16, 17, 34])
+def test_every_second_pixel(width: int, dtype: str) -> None:
+    """Of rows that are no whole vectors, to their last pixel and no further."""
+    x = np.random.default_rng(6).normal(size=(2, 3, 5, width)).astype(dtype)
+    same("subsample", x, 2, 1, 2)
+    same("subsample", x, 3, 0, 1)
+    weight, window, in_numba = np.ones((2, 3, 1, 1), dtype), Window((1, 1), (2, 2)), KERNELS["convolve"].numba()
+    assert in_numba is not None
+    np.testing.assert_allclose(in_numba(x, weight, None, window, 1), x[:, :, ::2, ::2].sum(1, keepdims=True).repeat(2, 1),
+                               rtol=1e-5, atol=1e-5)

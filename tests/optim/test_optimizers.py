@@ -7,10 +7,10 @@ import pytest
 from optimizer_state import set_state, state_of
 
 from mpitrain import nn, ops, optim
+from mpitrain.arguments import accepted
 from mpitrain.errors import ConfigError, GraphError, NumericsError, ShapeError
 from mpitrain.nn import Linear, Module, Parameter, Segment, Sequential, init
 from mpitrain.optim import LAMB, LARS, OPTIMIZERS, SGD, Adam, AdamW, Optimizer, RMSprop
-from mpitrain.registry import accepted
 
 SHAPES = {"a.weight": (5, 3), "a.bias": (5,), "b.weight": (2, 5), "b.gain": (), "c": (3, 2, 2)}
 STEPS = 20

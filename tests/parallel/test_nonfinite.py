@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from mpitrain import Tensor, nn, ops
-from mpitrain.parallel.pipeline.nonfinite import origin_of
+from mpitrain.data import MicroBatch
+from mpitrain.parallel.pipeline.nonfinite import nonfinite_loss, origin_of
 
 
 class Between(nn.Module):
@@ -61,3 +62,23 @@ def test_the_samples_are_those_of_the_bad_value(rows: int) -> None:
     x = np.ones((5, 2), np.float32)
     x[rows] = -1
     assert origin_of(model, x).places == [rows]
+
+
+@pytest.mark.parametrize(("spoilt", "comes", "advice"), [
+    ("model", "the model's own forward (.*:Between); every layer's output is finite",
+     "look at what it computes for these samples, or try a smaller optimizer.lr or optimizer.clip_norm"),
+    ("loss", "the loss function; every layer's output is finite",
+     "look at what it computes for these samples, or try a smaller optimizer.lr or optimizer.clip_norm"),
+    ("data", "the input of the model", "look at that data, and at data.transform and data.augment"),
+    ("parameter", 'the parameter "a.weight"', "try a smaller optimizer.lr or optimizer.clip_norm")])
+def test_the_advice_is_about_what_is_not_finite(spoilt: str, comes: str, advice: str) -> None:
+    model, x = Between("result" if spoilt == "model" else ""), np.ones((4, 2), np.float32)
+    model.initialize(0)
+    if spoilt == "data":
+        x[1] = np.nan
+    if spoilt == "parameter":
+        model.a.weight.array[0] = np.nan
+    error = nonfinite_loss(model, x, np.nan, MicroBatch(x, x, np.arange(4, dtype=np.uint64), index=0, first=0, step=1))
+    start, _, end = comes.partition(".*")
+    told = error.message.partition("the first value that is not finite comes from ")[2]
+    assert told.startswith(start) and end in told and told.endswith(f"no parameter was changed in this step; {advice}"), told

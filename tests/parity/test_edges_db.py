@@ -56,5 +56,6 @@ def test_our_layers_refuse_what_pytorch_refuses_in_one_line() -> None:
     import module_harness
 
     entries = module_harness.module_db()
-    settled([edges.module_errors(torch, entries[name], make) for name, make in harness.maps("modules_*.py").items()],
-            {"refused": 10})
+    results = [edges.module_errors(torch, entries[name], make) for name, make in harness.maps("modules_*.py").items()]
+    settled(results, {"refused": 10})
+    assert {result.name for result in results if result.counts["accepted"]} == edges.ACCEPTED_LAYERS.keys()

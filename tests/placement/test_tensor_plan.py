@@ -245,6 +245,58 @@ def placed(cut, **mesh):
     return place(small(), Grid({cut: 2}), MeshConfig(**mesh), TrainConfig(), CommConfig())
 
 
+class Gained(nn.Module):
+    """A model with a parameter of its own."""
+
+    def __init__(self, inner):
+        self.inner, self.scale = inner, nn.Parameter((8,), nn.init.ones)
+
+    def forward(self, x):
+        return self.inner(x) * self.scale
+
+
+SEQUENCE = {"embed": "vocabulary", "norm": "sequence", "wide": "column", "narrow": "row"}
+
+
+def along(*blocks):
+    return nn.Sequential(("embed", nn.Embedding(16, 8)), ("norm", nn.LayerNorm(8)), *blocks, ("wide", nn.Linear(8, 16)),
+                         ("gelu", nn.GELU()), ("narrow", nn.Linear(16, 8)))
+
+
+@pytest.mark.parametrize(("layer", "said"), [
+    (nn.LayerNorm(8), '(LayerNorm): its parameter "weight" would have the gradients of some positions alone; give it the style '
+                      '"sequence" in mesh.plan, or set mesh.sequence = false'),
+    (nn.Linear(8, 8), '(Linear): its parameter "weight" would have the gradients of some positions alone; give it a style in '
+                      'mesh.plan ("sequence" is for LayerNorm, RMSNorm,'),
+    (nn.PReLU(), '(PReLU): its parameter "weight" would'),
+    (nn.Dropout(0.1), '(Dropout): it would drop other numbers than one rank does; give it the style "sequence"'),
+    (nn.AlphaDropout(0.1), "(AlphaDropout): it would drop other numbers than one rank does; give it a style in mesh.plan"),
+    (nn.RReLU(), "(RReLU): it would drop other numbers than one rank does"),
+    (Gained(nn.ReLU()), '(Gained): its parameter "scale" would have')])
+def test_with_sequence_a_layer_that_the_plan_does_not_name_is_refused_by_name(layer, said):
+    def placed(plan, sequence=True):
+        return place(along(("own", layer)), Grid({"tp": 2}), MeshConfig(plan=plan, sequence=sequence), TrainConfig(),
+                     CommConfig())
+    with pytest.raises(ConfigError) as caught:
+        placed(SEQUENCE)
+    start = 'mesh.sequence = true cuts activations along the sequence, and the plan does not name "own" '
+    assert caught.value.message.startswith(start + said)
+    placed(SEQUENCE, sequence=False)
+    if isinstance(layer, (nn.LayerNorm, nn.Dropout)):
+        placed({**SEQUENCE, "own": "sequence"})
+
+
+def test_with_sequence_layers_without_parameters_or_random_numbers_need_no_style():
+    plan = {**SEQUENCE, "attention.qkv": "column", "attention.out": "row"}
+    model = along(("tanh", nn.Tanh()), ("none", nn.Dropout(0.0)), ("path", nn.DropPath(0.1)),
+                    ("attention", nn.MultiHeadAttention(8, 2, dropout=0.1)))
+    place(model, Grid({"tp": 2}), MeshConfig(plan=plan, sequence=True), TrainConfig(), CommConfig())
+    whole = Gained(along())
+    with pytest.raises(ConfigError, match=r'does not name "the model" \(Gained\): its parameter "scale" would have'):
+        place(whole, Grid({"tp": 2}), MeshConfig(plan={f"inner.{path}": style for path, style in SEQUENCE.items()},
+                                                 sequence=True), TrainConfig(), CommConfig())
+
+
 def test_what_does_not_go_with_layers_on_several_ranks_is_said_in_one_line():
     for make, message in (
             (lambda: CutLoss(nn.LOSSES["mse"](), None, 0, 4, "head"),

@@ -151,7 +151,7 @@ def test_the_lines_of_the_readme_end_the_job_when_one_rank_fails(tmp_path, where
     (tmp_path / "program.py").write_text(program)
     result = mpirun(2, tmp_path / "program.py", cwd=tmp_path)
     assert result.rc == 70 and len(result.error_lines) == 1 and result.seconds < 30, result.err
-    assert "E_BUG rank=1/2" in result.error_lines[0] and place in result.error_lines[0]
+    assert "E_USER rank=1/2" in result.error_lines[0] and place in result.error_lines[0]
 
 
 def test_symmetric_errors_are_raised_in_a_program_that_nothing_guards(tmp_path):

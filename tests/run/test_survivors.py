@@ -160,12 +160,12 @@ def test_more_ways_to_go_on(tmp_path: Path, n: int, kill: str, arguments: tuple[
 def test_an_error_of_a_rank_is_no_loss_and_ends_the_job_also_where_another_one_is_lost_at_once(tmp_path: Path, kill: str) -> None:
     result = run(tmp_path, 3, KILL=kill, RAISE="1:22")
     assert result.rc == 70 and len(result.error_lines) == 1, result.err
-    assert "E_BUG rank=1/3" in result.error_lines[0] and "mine alone" in result.error_lines[0]
+    assert "E_USER rank=1/3" in result.error_lines[0] and "mine alone" in result.error_lines[0]
 
 
 @ONLY_OPEN_MPI
 @pytest.mark.promise("A1", "A2")
-@pytest.mark.parametrize(("fault", "code", "says"), [({"RAISE": "1:12"}, 70, "E_BUG rank=1/4 .* mine alone"),
+@pytest.mark.parametrize(("fault", "code", "says"), [({"RAISE": "1:12"}, 70, "E_USER rank=1/4 .* mine alone"),
                                                      ({"KILL": "1:12"}, 75, "E_PEER rank=./4 .*")])
 def test_where_nobody_goes_on_a_failing_rank_ends_the_others_under_ulfm_too(tmp_path: Path, fault: dict[str, str], code: int,
                                                                            says: str) -> None:

@@ -242,7 +242,8 @@ def net():
     return nn.Sequential(("flatten", nn.Flatten()), ("f", Faulty()), ("first", nn.Linear(64, 10)))
 """)
     text = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
-    result = refused(train(3, write(tmp_path, text), "run.out=a"), 70, "E_BUG", "rank=1/3", "on purpose")
+    result = refused(train(3, write(tmp_path, text), "run.out=a"), 70, "E_USER", "rank=1/3",
+                     "ZeroDivisionError at net.py:9 in forward: on purpose")
     assert (tmp_path / "a/errors/rank-1.json").is_file() and result.orphans == ()
 
 

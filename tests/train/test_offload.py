@@ -20,6 +20,7 @@ from mpitrain.backend import CPU, Device
 from mpitrain.config import load_config
 from mpitrain.errors import AccessError, MissingError, StorageError
 from mpitrain.files import disk
+from mpitrain.kernels.kernel import kind as kernels_are
 from mpitrain.placement.shards import Shards
 from mpitrain.train.build import offload
 from mpitrain.train.build.offload import existing, files_folder, in_a_file, offloaded
@@ -171,6 +172,7 @@ def anonymous() -> int:
     return int(line) << 10
 
 
+@pytest.mark.skipif(kernels_are() == "numpy", reason="NumPy's expressions keep memory of their own")
 def test_the_processs_own_memory_is_less_by_the_state(tmp_path: Path) -> None:
     """What is mapped from the file counts as the file's (RssFile): the system may take it back whenever it likes."""
     storage = models.mlp(1000, [2000], 500).initialize(0)

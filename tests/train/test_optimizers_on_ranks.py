@@ -13,10 +13,10 @@ from mpitrain.errors import ConfigError
 from mpitrain.plan.inspect import inspect_config
 
 PROGRAM = Path(__file__).with_name("optimizers_program.py")
-CLOSURE = "lbfgs;weight_decay=0.0;line_search_fn=strong_wolfe;history_size=3;max_iter=3"
+CLOSURE = "lbfgs;weight_decay=0.0;decay=all;line_search_fn=strong_wolfe;history_size=3;max_iter=3"
 OTHERS = ("adagrad", "adadelta", "adamax", "nadam;weight_decay=0.1", "radam", "lion;weight_decay=0.1", "asgd;t0=2.0",
-          "rprop;weight_decay=0.0", "muon", "adamw;amsgrad=true;maximize=true", "rmsprop;centered=true", "sgd;dampening=0.5",
-          "lbfgs;weight_decay=0.0;max_iter=2")
+          "rprop;weight_decay=0.0;decay=all", "muon", "adamw;amsgrad=true;maximize=true", "rmsprop;centered=true",
+          "sgd;dampening=0.5", "lbfgs;weight_decay=0.0;decay=all;max_iter=2")
 
 
 GROUPS = ('adamw;groups=[{params="*bias",lr_factor=2.0,weight_decay=0.5},{params="linear0.weight",freeze_until=2}]',

@@ -130,7 +130,7 @@ def test_a_loss_that_is_not_finite_because_of_the_last_stage_or_its_neighbour(tm
 @pytest.mark.slow
 @pytest.mark.promise("A1")
 def test_an_exception_on_one_stage_ends_the_job_with_one_line(tmp_path: Path) -> None:
-    refused(train(2, own(tmp_path, "raising"), "mesh.pp=2", "run.out=a"), 70, "E_BUG", "rank=0/2", "on purpose")
+    refused(train(2, own(tmp_path, "raising"), "mesh.pp=2", "run.out=a"), 70, "E_USER", "rank=0/2", "on purpose")
 
 
 @pytest.mark.promise("A2")

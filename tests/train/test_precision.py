@@ -62,6 +62,9 @@ def test_a_compiler_without_the_instruction_is_refused_with_the_reason(monkeypat
     monkeypatch.setattr(precision.native, "missing", lambda: {"product_bfloat16": "no C compiler (cc, gcc or clang)"})
     with pytest.raises(ConfigError, match="no C compiler"):
         precision.refuse("bfloat16")
+    monkeypatch.setattr(precision.native, "wanted", lambda: "numba")
+    with pytest.raises(ConfigError, match="unset MPITRAIN_KERNELS, or set"):
+        precision.refuse("bfloat16")
 
 
 def test_several_threads_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

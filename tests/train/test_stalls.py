@@ -219,7 +219,7 @@ def ended(result: Result, kind: str, rank: int, n: int, phase: str) -> None:
     if kind == "exception":
         step = {"load": 4, "evaluation": 8, "save": 8, "finish": 8}.get(phase, 5)      # a trial has read one batch before
         where = f"phase={phase}" if phase == "start" else f"step={step} phase={phase}"
-        line = rf"mpitrain: E_BUG rank={rank}/{n} host=\S+ {where}: ValueError at stalls.py:.* on purpose"
+        line = rf"mpitrain: E_USER rank={rank}/{n} host=\S+ {where}: ValueError at stalls.py:.* on purpose"
         assert len(result.error_lines) == 1 and re.fullmatch(line, result.error_lines[0]), result.err
     else:
         line = rf"mpitrain: E_PEER rank={rank}/{n} host=\S+ step=\d+ phase={phase}: its process has ended without a word: .*"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitrain.comm.job.culprit import culprit
 from mpitrain.comm.messages.lost_peer import says_lost
 from mpitrain.errors import NOWHERE, MpitrainError, PeerError, name_and_text, place, said
 
@@ -74,7 +75,8 @@ def describe(error: BaseException, moment: Mapping[str, object] = NOWHERE) -> Fa
             return Failure("E_EXIT", code % 256 or 70, where, f"{how} returning {code} while other ranks may go on", trace)
         case OSError():
             return describe_os_error(error, trace, where)
-    return Failure("E_BUG", 70, where, name_and_text(error, place(error)), trace)
+    whose, at = culprit(error)
+    return Failure(whose, 70, where, name_and_text(error, at), trace)
 
 
 def ran_out_of_memory(error: BaseException) -> bool:
@@ -110,8 +112,9 @@ def describe_os_error(error: OSError, trace: str, where: str) -> Failure:
             what = (error.strerror or str(error)) + ("" if named else f" {place(error)}") + ADVICE.get(error.errno or 0, "")
             what = NO_FOLDER if code == "E_MISSING" and not named and _is_nowhere() else what
             return Failure(code, exit_code, where, what, trace)
-    message = f"{type(error).__name__} {place(error)}: {error.strerror}" if error.strerror else name_and_text(error, place(error))
-    return Failure("E_BUG", 70, where, message, trace)
+    whose, at = culprit(error)
+    message = f"{type(error).__name__} {at}: {error.strerror}" if error.strerror else name_and_text(error, at)
+    return Failure(whose, 70, where, message, trace)
 
 
 def _is_nowhere() -> bool:

@@ -212,7 +212,7 @@ class Process:
             try:
                 write_record(folder, failure, rank, size)
             except OSError:                                   # a full disk is often why we are here, and the line says so;
-                to_terminal = failure.code == "E_BUG"         # nobody finds a bug of ours without its traceback
+                to_terminal = failure.code in ("E_BUG", "E_USER")      # nobody finds a bug without its traceback
         if to_terminal:
             for line in failure.traceback.splitlines():
                 _print("| " + printable(line))                # a traceback's line may not start like the one line

@@ -52,7 +52,7 @@ class Watcher:
         self.began = self.looked = self.left = self.told_here = time.monotonic()
         self.ranks: list[Rank] = []
         self.files, self.unseen = most_files(), list[int]()  # `unseen`: ranks of this node for which they are not enough
-        self.hidden = 0                                      # ranks of this node that cannot be looked at
+        self.hidden, self.quiet = 0, False                   # ranks of this node that cannot be looked at; no order came of late
         self.awaits_start, self.joined = True, False         # whether MPI's start may take too long; whether there was a run
         self.others, self.folder, self.rest, self.cut_off = "", "", b"", False
         self.tells, self.told_end = True, False
@@ -70,7 +70,8 @@ class Watcher:
 
     def take_orders(self) -> bool:
         """Whether the rank that started this process lives, after a pause or an order."""
-        if 0 not in self.pause([0], self.period):
+        self.quiet = 0 not in self.pause([0], self.period)
+        if self.quiet:
             return True
         read = os.read(0, 1 << 16)
         *lines, self.rest = (self.rest + read).split(b"\n")
@@ -133,7 +134,7 @@ class Watcher:
         self.looked = now                                    # `lost`: this process was stopped with the job, or had no core
         if not self.ranks:
             self.began += lost
-            if self.hidden:
+            if self.hidden and self.quiet:                   # else they have perhaps only ended, and so does this process
                 self.tell_of_hidden()
             if self.awaits_start and self.start and now - self.began >= self.start:
                 self.not_started(now - self.began)

@@ -15,6 +15,7 @@ import numpy as np
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels import convolution
 from mpitrain.kernels.convolution import Window
+from mpitrain.kernels.kernel import Function
 from mpitrain.kernels.loops import unfolded, winograd
 
 
@@ -25,14 +26,23 @@ def _of(geometry: Array) -> tuple[tuple[int, ...], Window, int]:
 
 
 def forward(x: Array, weight: Array, bias: Array | None, y: Array, geometry: Array, *memory: Any) -> None:
+    _convolve(winograd.convolve, _forward, x, weight, bias, y, geometry)
+
+
+def adjoint(y: Array, weight: Array, bias: Array | None, x: Array, geometry: Array, *memory: Any) -> None:
+    _convolve(winograd.adjoint, _adjoint, y, weight, bias, x, geometry)
+
+
+def _convolve(tiles: Function, windows: Function, x: Array, weight: Array, bias: Array | None, y: Array, geometry: Array) -> None:
+    """y = x in tiles, as Winograd does, where that suits; in windows, the images that it spoils, and all where it does not."""
     _, window, groups = _of(geometry)
     if not winograd.suits(x, weight, window, groups):
-        _forward(x, weight, bias, y, window, groups)
+        windows(x, weight, bias, y, window, groups)
         return
-    spoilt = winograd.convolve(x, weight, bias, window.padding, y)
+    spoilt = tiles(x, weight, bias, window.padding, y)
     if spoilt.any():
         again = y[spoilt]
-        _forward(x[spoilt], weight, bias, again, window, groups)
+        windows(x[spoilt], weight, bias, again, window, groups)
         y[spoilt] = again
 
 
@@ -42,18 +52,6 @@ def _forward(x: Array, weight: Array, bias: Array | None, y: Array, window: Wind
         unfolded.convolve(x, weight, bias, groups, g, y)
     else:
         y[...] = convolution.convolve.reference(x, weight, bias, window, groups)
-
-
-def adjoint(y: Array, weight: Array, bias: Array | None, x: Array, geometry: Array, *memory: Any) -> None:
-    _, window, groups = _of(geometry)
-    if not winograd.suits(y, weight, window, groups):
-        _adjoint(y, weight, bias, x, window, groups)
-        return
-    spoilt = winograd.adjoint(y, weight, bias, window.padding, x)
-    if spoilt.any():
-        again = x[spoilt]
-        _adjoint(y[spoilt], weight, bias, again, window, groups)
-        x[spoilt] = again
 
 
 def _adjoint(y: Array, weight: Array, bias: Array | None, x: Array, window: Window, groups: int) -> None:

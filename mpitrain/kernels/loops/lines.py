@@ -81,8 +81,10 @@ def _before(x: Any, dx: Any, first: int, lines: int, n: int, so_far: Any) -> Non
             so_far[u(c)] *= x[u(at)]
 
 
-def cumprod_gradient(x: Any, g: Any, dx: Any, lines: int, n: int) -> None:
-    """The product of what comes before k, times s_k = g_k + x_{k+1} s_{k+1}."""
+@register_jitable
+def _slopes(x: Any, g: Any, dx: Any, lines: int, n: int, whole: bool) -> None:
+    """The product of what comes before k, times s_k = g_k + x_{k+1} s_{k+1}; of the `whole` product, s_k is what comes after k,
+    times the line's number in g."""
     so_far = np.empty(LANES, x.dtype)
     for first in range(0, lines, LANES):
         width = min(LANES, lines - first)
@@ -90,21 +92,20 @@ def cumprod_gradient(x: Any, g: Any, dx: Any, lines: int, n: int) -> None:
         for k in range(n - 1, -1, -1):
             for c in range(width):
                 at = (first + c) * n + k
-                so_far[u(c)] = g[u(at)] if k == n - 1 else g[u(at)] + x[u(at + 1)] * so_far[u(c)]
+                if k == n - 1:
+                    so_far[u(c)] = g[u(first + c if whole else at)]
+                else:
+                    further = x[u(at + 1)] * so_far[u(c)]
+                    so_far[u(c)] = further if whole else g[u(at)] + further
                 dx[u(at)] *= so_far[u(c)]
+
+
+def cumprod_gradient(x: Any, g: Any, dx: Any, lines: int, n: int) -> None:
+    _slopes(x, g, dx, lines, n, False)
 
 
 def prod_gradient(x: Any, g: Any, dx: Any, lines: int, n: int) -> None:
-    """The product of what comes before k, times that of what comes after it and the line's number in g."""
-    so_far = np.empty(LANES, x.dtype)
-    for first in range(0, lines, LANES):
-        width = min(LANES, lines - first)
-        _before(x, dx, first, width, n, so_far)
-        for k in range(n - 1, -1, -1):
-            for c in range(width):
-                at = (first + c) * n + k
-                so_far[u(c)] = g[u(first + c)] if k == n - 1 else x[u(at + 1)] * so_far[u(c)]
-                dx[u(at)] *= so_far[u(c)]
+    _slopes(x, g, dx, lines, n, True)
 
 
 def prod(x: Any, y: Any, lines: int, n: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.kernels.loops.mathematics import choose, u
+from mpitrain.kernels.loops.runs import NEAR, bring, every_second
 from mpitrain.kernels.pool import NOWHERE
 
 
@@ -87,8 +88,8 @@ def subsample(x: Any, y: Any, n: int, c: int, height: int, width: int, rows: int
             for i in range(rows if inside else 0):
                 first = ((image * c + p - before) * height + i * stride) * width
                 if stride == 2:
-                    for j in range(columns):
-                        y[u(to + i * columns + j)] = x[u(first + 2 * j)]
+                    bring(x, first + NEAR * stride, (width * x.itemsize + 63) // 64)
+                    every_second(x, first, y, to + i * columns, columns)
                 else:
                     for j in range(columns):
                         y[u(to + i * columns + j)] = x[u(first + j * stride)]

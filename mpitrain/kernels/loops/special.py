@@ -10,6 +10,7 @@ import numpy as np
 from numba import types
 from numba.extending import register_jitable
 
+from mpitrain.kernels.kernel import Function
 from mpitrain.kernels.loops.mathematics import (
     bits_of,
     choose,
@@ -139,40 +140,46 @@ def _erfinv(x: Any, like: Any) -> Any:
     return math.copysign(choose(size < 1.0, y, choose(size == 1.0, math.inf, math.nan)), x)
 
 
-def _stirling_by(log: Any) -> Any:
-    @register_jitable
-    def stirling(z: Any) -> Any:
-        """Stirling's series from 8 on; below that the product that leads there is divided away; a polynomial next to 1 and 2."""
-        shifted = z + 8.0 * choose(z < 8.0, 1.0, 0.0)
-        r = 1.0 / shifted
-        t = r * r
-        product = z * (z + 1.0) * (z + 2.0) * (z + 3.0) * ((z + 4.0) * (z + 5.0) * (z + 6.0) * (z + 7.0))
-        near = (z >= 0.5) & (z <= 2.5)
-        product = choose(near, choose(z < 1.5, z, 1.0), choose(z < 8.0, product, 1.0))
-        far = (shifted - 0.5) * log(shifted) - shifted + 0.918938533204672742 + stirling_series(t) * r
-        from_root, low = choose(z < 1.5, z - 1.0, z - 2.0), log(product)
-        return choose(near, fma(from_root, next_to_two(from_root), -low), far - low)
-    return stirling
+@register_jitable(forceinline=True)
+def _log(x: Any, fast: bool) -> Any:
+    return log_of(x) if fast else math.log(x)
 
 
-def _digamma_by(log: Any) -> Any:
-    @register_jitable(forceinline=True)
-    def digamma_of_positive(x: Any) -> Any:
-        """The asymptotic series from 12 on, and the recurrence that leads there."""
-        total = 0.0
-        for _ in range(12):
-            below = choose(x < 12.0, 1.0, 0.0)
-            total += below / x
-            x += below
-        r = 1.0 / x
-        t = r * r
-        return log(x) - 0.5 * r + digamma_series(t) * t - total
-    return digamma_of_positive
+@register_jitable(forceinline=True)
+def _stirling(z: Any, fast: bool) -> Any:
+    """Stirling's series from 8 on; below that the product that leads there is divided away; a polynomial next to 1 and 2."""
+    shifted = z + 8.0 * choose(z < 8.0, 1.0, 0.0)
+    r = 1.0 / shifted
+    t = r * r
+    product = z * (z + 1.0) * (z + 2.0) * (z + 3.0) * ((z + 4.0) * (z + 5.0) * (z + 6.0) * (z + 7.0))
+    near = (z >= 0.5) & (z <= 2.5)
+    product = choose(near, choose(z < 1.5, z, 1.0), choose(z < 8.0, product, 1.0))
+    far = (shifted - 0.5) * _log(shifted, fast) - shifted + 0.918938533204672742 + stirling_series(t) * r
+    from_root, low = choose(z < 1.5, z - 1.0, z - 2.0), _log(product, fast)
+    return choose(near, fma(from_root, next_to_two(from_root), -low), far - low)
 
 
-_log = register_jitable(lambda x: math.log(x))
-_stirling, _stirling_slow = _stirling_by(log_of), _stirling_by(_log)
-_digamma, _digamma_slow = _digamma_by(log_of), _digamma_by(_log)
+@register_jitable(forceinline=True)
+def _recurrence(x: Any, fast: bool) -> Any:
+    """The asymptotic series of digamma from 12 on, and the recurrence that leads there."""
+    total = 0.0
+    for _ in range(12):
+        below = choose(x < 12.0, 1.0, 0.0)
+        total += below / x
+        x += below
+    r = 1.0 / x
+    t = r * r
+    return _log(x, fast) - 0.5 * r + digamma_series(t) * t - total
+
+
+@register_jitable(forceinline=True)
+def _lgamma(x: Any) -> Any:
+    return _stirling(x, True)
+
+
+@register_jitable(forceinline=True)
+def _digamma(x: Any) -> Any:
+    return _recurrence(x, True)
 
 
 @register_jitable(forceinline=True)
@@ -194,19 +201,19 @@ def _lgamma_anywhere(x: Any) -> Any:
     if math.isinf(x):
         return math.inf
     if not x < 0.5:
-        return _stirling_slow(x)
-    return math.log(math.pi / abs(math.sin(math.pi * (x - np.rint(x))))) - _stirling_slow(1.0 - x)
+        return _stirling(x, False)
+    return math.log(math.pi / abs(math.sin(math.pi * (x - np.rint(x))))) - _stirling(1.0 - x, False)
 
 
 @register_jitable
 def _digamma_anywhere(x: Any) -> Any:
     if not x < 0.5:
-        return _digamma_slow(x)
+        return _recurrence(x, False)
     if x == 0:
         return math.copysign(math.inf, -x)
     if x == np.floor(x):
         return math.nan
-    return _digamma_slow(1.0 - x) - math.pi / math.tan(math.pi * (x - np.rint(x)))
+    return _recurrence(1.0 - x, False) - math.pi / math.tan(math.pi * (x - np.rint(x)))
 
 
 @register_jitable
@@ -217,24 +224,15 @@ def _trigamma_anywhere(x: Any) -> Any:
     return math.pi * math.pi / (sine * sine) - _trigamma(1.0 - x)
 
 
-def erf(x: Any, y: Any, n: int) -> None:
-    for i in range(n):
-        y[u(i)] = _erf(d(x[u(i)]), x[u(i)])
+def values(of: Function) -> Function:
+    """y = `of` each number of x, as exact as its type needs it."""
+    def run(x: Any, y: Any, n: int) -> None:
+        for i in range(n):
+            y[u(i)] = of(d(x[u(i)]), x[u(i)])
+    return run
 
 
-def erfc(x: Any, y: Any, n: int) -> None:
-    for i in range(n):
-        y[u(i)] = _erfc(d(x[u(i)]), x[u(i)])
-
-
-def erfcx(x: Any, y: Any, n: int) -> None:
-    for i in range(n):
-        y[u(i)] = _erfcx(d(x[u(i)]), x[u(i)])
-
-
-def erfinv(x: Any, y: Any, n: int) -> None:
-    for i in range(n):
-        y[u(i)] = _erfinv(d(x[u(i)]), x[u(i)])
+erf, erfc, erfcx, erfinv = map(values, (_erf, _erfc, _erfcx, _erfinv))
 
 
 @register_jitable
@@ -242,34 +240,20 @@ def _is_fast(x: Any) -> Any:
     return (x >= 1e-150) & (x <= 1e150)
 
 
-def lgamma(x: Any, y: Any, n: int) -> None:
-    for first in range(0, n, PART):
-        last = min(n, first + PART)
-        for i in range(first, last):
-            v = d(x[u(i)])
-            y[u(i)] = _stirling(choose(_is_fast(v), v, 1.0))
-        for i in range(first, last):
-            if not _is_fast(d(x[u(i)])):
-                y[u(i)] = _lgamma_anywhere(d(x[u(i)]))
+def gammas(of: Function, anywhere: Function) -> Function:
+    """y = `of` each number of x that is fast, and `anywhere` of the others."""
+    def run(x: Any, y: Any, n: int) -> None:
+        for first in range(0, n, PART):
+            last = min(n, first + PART)
+            for i in range(first, last):
+                v = d(x[u(i)])
+                y[u(i)] = of(choose(_is_fast(v), v, 1.0))
+            for i in range(first, last):
+                if not _is_fast(d(x[u(i)])):
+                    y[u(i)] = anywhere(d(x[u(i)]))
+    return run
 
 
-def digamma(x: Any, y: Any, n: int) -> None:
-    for first in range(0, n, PART):
-        last = min(n, first + PART)
-        for i in range(first, last):
-            v = d(x[u(i)])
-            y[u(i)] = _digamma(choose(_is_fast(v), v, 1.0))
-        for i in range(first, last):
-            if not _is_fast(d(x[u(i)])):
-                y[u(i)] = _digamma_anywhere(d(x[u(i)]))
-
-
-def trigamma(x: Any, y: Any, n: int) -> None:
-    for first in range(0, n, PART):
-        last = min(n, first + PART)
-        for i in range(first, last):
-            v = d(x[u(i)])
-            y[u(i)] = _trigamma(choose(_is_fast(v), v, 1.0))
-        for i in range(first, last):
-            if not _is_fast(d(x[u(i)])):
-                y[u(i)] = _trigamma_anywhere(d(x[u(i)]))
+lgamma = gammas(_lgamma, _lgamma_anywhere)
+digamma = gammas(_digamma, _digamma_anywhere)
+trigamma = gammas(_trigamma, _trigamma_anywhere)

@@ -148,37 +148,3 @@ def dots(context: Any, a: Any, a_at: Any, a_row: Any, b: Any, places: Any, first
             builder.store(builder.fadd(before, part), place).align = size
         return context.get_dummy_value()
     return types.none(a, types.int64, types.int64, b, places, types.int64, c, types.int64, types.int64, types.int64), code
-
-
-@intrinsic
-def add_products(context: Any, a: Any, b: Any, x: Any, x_at: Any, centre: Any, h: Any, h_at: Any, count: Any) -> Any:
-    """Adds h, and h * (x - centre), to the 64 lanes a and b, for `count` numbers, a multiple of 64 and not 0."""
-    number, size = _kind(a)
-    lanes, i64 = LANES_BYTES // size, ir.IntType(64)
-    vector, parts = ir.VectorType(number, lanes), 64 // lanes
-
-    def code(context: Any, builder: Any, signature: Any, given: Any) -> Any:
-        a_value, b_value, x_value, x_first, middle, h_value, h_first, n = given
-        zero = ir.Constant(i64, 0)
-        sums = [_pointer(context, builder, kind, value, zero) for kind, value in ((a, a_value), (b, b_value))]
-        pixels, slopes = _pointer(context, builder, x, x_value, x_first), _pointer(context, builder, h, h_value, h_first)
-        none = ir.Constant(vector, ir.Undefined)
-        m = builder.insert_element(none, middle, ir.Constant(ir.IntType(32), 0))
-        m = builder.shuffle_vector(m, none, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
-
-        def body(i: Any, held: list[Any]) -> list[Any]:
-            plain, product = [], []
-            for v in range(parts):
-                at = builder.add(i, ir.Constant(i64, v * lanes))
-                d = builder.fsub(_load(builder, pixels, at, vector, size), m)
-                g = _load(builder, slopes, at, vector, size)
-                plain.append(builder.fadd(held[v], g))
-                product.append(builder.fadd(held[parts + v], builder.fmul(g, d)))
-            return plain + product
-        for j, total in enumerate(_loop(builder, n, 64, 2 * parts, vector, body)):
-            place = builder.bitcast(builder.gep(sums[j // parts], [ir.Constant(i64, j % parts * lanes)]), vector.as_pointer())
-            before = builder.load(place)
-            before.align = size
-            builder.store(builder.fadd(before, total), place).align = size
-        return context.get_dummy_value()
-    return types.none(a, b, x, types.int64, centre, h, types.int64, types.int64), code

@@ -16,6 +16,7 @@ from numba.extending import register_jitable
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.loops.mathematics import u
+from mpitrain.kernels.loops.runs import bring, every_second
 from mpitrain.kernels.loops.tile import ROWS, SIDE, WIDE, dots, tile
 from mpitrain.kernels.loops.typed import loop
 
@@ -74,8 +75,7 @@ def spread(x: Any, at: int, g: Any, planes: Any, begin: int) -> None:
                         for q in range(start, stop):
                             planes[u(to + q)] = x[u(first + q)]
                     elif sw == 2:
-                        for q in range(start, stop):
-                            planes[u(to + q)] = x[u(first + 2 * q)]
+                        every_second(x, first + 2 * start, planes, to + start, stop - start)
                     else:
                         for q in range(start, stop):
                             planes[u(to + q)] = x[u(first + q * sw)]
@@ -103,18 +103,22 @@ def gathered(planes: Any, at: int, g: Any, shift: Any, x: Any) -> None:
 
 @register_jitable
 def spread_all(x: Any, image: int, group: int, g: Any, planes: Any) -> None:
-    channels = g[C] // g[GROUPS]
+    channels, size = g[C] // g[GROUPS], g[H] * g[W]
     for c in range(channels):
-        spread(x, (image * g[C] + group * channels + c) * g[H] * g[W], g, planes, c * g[SH] * g[SW] * g[PLANE])
+        at = (image * g[C] + group * channels + c) * size
+        bring(x, at + g[C] * size, size * x.itemsize // 64)          # of the next image
+        spread(x, at, g, planes, c * g[SH] * g[SW] * g[PLANE])
 
 
 @register_jitable
 def rows_of(y: Any, image: int, group: int, g: Any, rows: Any) -> None:
     """The results of a group; what is none's is left."""
-    outputs, width = g[O] // g[GROUPS], g[OW]
+    outputs, width, size = g[O] // g[GROUPS], g[OW], g[OH] * g[OW]
     for o in range(outputs):
+        at = (image * g[O] + group * outputs + o) * size
+        bring(y, at + g[O] * size, size * y.itemsize // 64)
         for r in range(g[OH]):
-            to, first = o * g[STEP] + r * g[ROW], ((image * g[O] + group * outputs + o) * g[OH] + r) * width
+            to, first = o * g[STEP] + r * g[ROW], at + r * width
             for i in range(width):
                 rows[u(to + i)] = y[u(first + i)]
 

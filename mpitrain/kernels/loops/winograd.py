@@ -19,11 +19,13 @@ from numba.extending import register_jitable
 from mpitrain.backend.namespace import Array
 from mpitrain.kernels.library import Scratch
 from mpitrain.kernels.loops.mathematics import u
+from mpitrain.kernels.loops.runs import bring
 from mpitrain.kernels.loops.tile import ROWS, SIDE, WIDE, dots, tile
 from mpitrain.kernels.loops.typed import loop
 
 ROOM = 144                                        # Tiles at a time, whole columns of `tile`: half of an image of 32 x 32.
 STEP = 16 * ROOM + 16                             # Numbers between channels, which else met in few lines of the cache.
+COLUMNS = 3 * WIDE                                # Bytes of a row of `tile`.
 HALF = 4 * ROOM                                   # Numbers of a plane, where rows of an image have ROOM pixels at most.
 G = np.array([[1, 0, 0], [0.5, 0.5, 0.5], [0.5, -0.5, 0.5], [0, 0, 1]])
 BOTH = np.kron(G, G)                              # (16, 9): G w G' of a flat w.
@@ -162,22 +164,40 @@ def _slopes(y: Any, values: Any, planes: Any, image: int, images: int, first: in
 
 
 @register_jitable
-def _products(left: Any, values: Any, places: Any, made: Any, outputs: int, channels: int, count: int) -> None:
+def following(image: int, images: int, first: int, rows: int, tall: int, size: int, itemsize: int, calls: int) -> Any:
+    """Of the next images, of `size` numbers each, as much as of these is done in this part: where it begins, and how many lines
+    of it are brought to the cache at each of so many calls. The CPU by itself looks no further than to the end of a page.
+    """
+    share = images * size * rows // tall
+    return (image + images) * size + images * size * first // tall, (share * itemsize // 64 + calls) // calls
+
+
+@register_jitable
+def _products(left: Any, values: Any, places: Any, made: Any, outputs: int, channels: int, count: int, x: Any, x_next: int,
+              x_lines: int) -> None:
     """made (outputs, 16, count) = left (16, outputs, channels) values (channels, 16, count)."""
-    columns = 192 // left.itemsize if WIDE == 64 else 96 // left.itemsize
+    columns, line = COLUMNS // left.itemsize, 64 // left.itemsize
     for k in range(16):
         for t in range(0, count, columns):
             for o in range(0, outputs, ROWS):
+                bring(x, x_next, x_lines)
+                x_next += x_lines * line
                 tile(left, (k * outputs + o) * channels, channels, values, k * ROOM + t, places, made, o * STEP + k * ROOM + t,
                      STEP, channels)
 
 
 @register_jitable
-def _sums(slopes: Any, values: Any, places: Any, total: Any, outputs: int, channels: int, count: int) -> None:
+def _sums(slopes: Any, values: Any, places: Any, total: Any, outputs: int, channels: int, count: int, x: Any, x_next: int,
+          x_lines: int, y: Any, y_next: int, y_lines: int) -> None:
     """total (16, outputs, channels) += slopes (outputs, 16, count) values (channels, 16, count)'; whole vectors of them."""
+    line = 64 // total.itemsize
     for k in range(16):
         for o in range(0, outputs, SIDE):
             for c in range(0, channels, SIDE):
+                bring(x, x_next, x_lines)
+                bring(y, y_next, y_lines)
+                x_next += x_lines * line
+                y_next += y_lines * line
                 dots(slopes, o * STEP + k * ROOM, STEP, values, places, k * channels + c, total, (k * outputs + o) * channels + c,
                      channels, count)
 
@@ -189,7 +209,10 @@ def _convolve(x: Any, left: Any, bias: Any, y: Any, spoilt: Any, n: int, values:
     for p in range(0, 4 * count, 4):
         image, images, first, rows = parts[p], parts[p + 1], parts[p + 2], parts[p + 3]
         _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
-        _products(left, values, places, made, whole, channels, images * rows * row)
+        tiles, tall = images * rows * row, (height + 1) // 2
+        calls = 16 * ((tiles * x.itemsize + COLUMNS - 1) // COLUMNS) * (whole // ROWS)
+        x_next, x_lines = following(image, images, first, rows, tall, channels * h * w, x.itemsize, calls)
+        _products(left, values, places, made, whole, channels, tiles, x, x_next, x_lines)
         _results(made, bias, y, spoilt, planes, image, images, first, rows, row, outputs, height, width)
 
 
@@ -211,7 +234,10 @@ def _gradient(x: Any, y: Any, total: Any, values: Any, slopes: Any, planes: Any,
                     slopes[u(i)] = 0
         _tiles(x, values, planes, image, images, first, rows, row, channels, h, w, above, before)
         _slopes(y, slopes, planes, image, images, first, rows, row, outputs, height, width)
-        _sums(slopes, values, places, total, left, right, stop)
+        tall, calls = (height + 1) // 2, 16 * (left // SIDE) * (right // SIDE)
+        x_next, x_lines = following(image, images, first, rows, tall, channels * h * w, x.itemsize, calls)
+        y_next, y_lines = following(image, images, first, rows, tall, outputs * height * width, x.itemsize, calls)
+        _sums(slopes, values, places, total, left, right, stop, x, x_next, x_lines, y, y_next, y_lines)
 
 
 _scratch = [Scratch(), Scratch(), Scratch()]

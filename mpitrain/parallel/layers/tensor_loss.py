@@ -74,7 +74,7 @@ class CutLoss:
     kind = "classes"
 
     def __init__(self, loss: Any, group: Group, first: int, classes: int, path: str):
-        if not isinstance(loss, CrossEntropy) or loss.weight is not None:
+        if not isinstance(loss, CrossEntropy) or loss.counted_weight is not None:
             raise ConfigError(f'mesh.plan leaves the outputs of "{path}" cut ("vocabulary"), which is for train.loss = '
                               f'"cross_entropy" without weights; make "{path}" "gathered" for {type(loss).__name__}')
         self.loss, self.group, self.first, self.classes = loss, group, first, classes

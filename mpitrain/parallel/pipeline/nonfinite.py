@@ -23,6 +23,7 @@ def is_finite(array: Array) -> bool:
         return not is_float(array.dtype) or bool(np.isfinite(asnumpy(array.sum())))
 
 
+STEP = "try a smaller optimizer.lr or optimizer.clip_norm"
 LISTED = 4                               # a message lists at most so many rows
 
 
@@ -36,19 +37,21 @@ class Origin(NamedTuple):
 
     text: str
     places: Sequence[int] = ()
+    advice: str = "look at what it computes for these samples, or try a smaller optimizer.lr or optimizer.clip_norm"
 
 
 def origin_of(model: Module, x: Any) -> Origin:
     """The parameter, the input, the layer, the model's own forward or the loss that is the first not to be finite."""
     if not is_finite(x):
-        return Origin("the input of the model", bad_places(x, len(x)))
+        return Origin("the input of the model", bad_places(x, len(x)),
+                      "look at that data, and at data.transform and data.augment")
     if not all(parameter.allocated for parameter in model.parameters()):
         return Origin('a layer that cannot be named where ranks have slices of the parameters; set comm.sharding = "gradients" '
-                      "to see it")
+                      "to see it", advice=STEP)
     for name, parameter in model.named_parameters():
         if not is_finite(parameter.array):
             return Origin(f'the parameter "{name}", which an earlier step has spoilt (train.on_nan = "skip" looks at each '
-                          "gradient before the update)")
+                          "gradient before the update)", advice=STEP)
     search = Search(model, len(x))
     remove = search.hooks()
     try:
@@ -134,8 +137,8 @@ def nonfinite_loss(model: Module, x: Any, value: float, micro: MicroBatch) -> Nu
     origin = origin_of(model, x)
     rows = [int(micro.samples[i]) for i in origin.places] or [int(row) for row in micro.samples]
     error = NumericsError(f"the loss of micro-batch {micro.index} is {value}; the first value that is not finite comes from "
-                          f"{origin.text}, samples {listed(rows)}; no parameter was changed in this step; "
-                          "look at that data, or try a smaller optimizer.lr or optimizer.clip_norm", step=micro.step + 1)
+                          f"{origin.text}, samples {listed(rows)}; no parameter was changed in this step; {origin.advice}",
+                          step=micro.step + 1)
     error.micro_batch, error.rows = micro.index, rows
     return error
 

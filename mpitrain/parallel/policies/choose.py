@@ -6,12 +6,13 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+from mpitrain.arguments import call
 from mpitrain.comm.face import AnyChannel
 from mpitrain.config.sections import POLICIES, Config
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.parallel.policies.replicated import Replicated
-from mpitrain.registry import call, named
+from mpitrain.registry import named
 from mpitrain.schedules.grid import REPLICAS
 
 AUTO = "auto"

@@ -12,17 +12,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain import models, nn, optim
+from mpitrain.arguments import accepted, call, call_with, parameters_of
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, changed
-from mpitrain.config.sections import keys_of
-from mpitrain.config.values import LAYOUT
+from mpitrain.config.sections import OptimizerConfig, keys_of
+from mpitrain.config.values import LAYOUT, toml
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.registry import accepted, call, call_with, named, parameters_of
+from mpitrain.registry import named
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.observer import Observer, own_observer
 
 GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # not among further keys
+OF_OPTIMIZERS = ("momentum", "nesterov", "betas", "eps", "weight_decay", "decay")      # keys that not each one takes
 
 
 def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, quiet: bool = False) -> Job:
@@ -128,12 +130,15 @@ def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
     """The optimizer by name, with the keys of [optimizer] that it takes; with groups, one for each group and the others."""
     o = config.optimizer
     kind: Any = optim.OPTIMIZERS.resolve(o.name, config.folder)
-    if o.weight_decay and "weight_decay" not in parameters_of(kind):
-        raise config.wrong(f'optimizer.name = "{o.name}" has no weight decay, found optimizer.weight_decay = {o.weight_decay}; '
-                           "set it to 0", ("optimizer.weight_decay", "optimizer.name"))
-    offered = {"lr": o.lr, "momentum": o.momentum, "nesterov": o.nesterov, "betas": o.betas, "eps": o.eps,
-               "weight_decay": o.weight_decay, "decay": o.decay, **o.arguments}
-    what = f'optimizer.name = "{o.name}"'
+    what, common = f'optimizer.name = "{o.name}"', {key: getattr(o, key) for key in OF_OPTIMIZERS}
+    taken = parameters_of(kind)
+    for key, value in common.items():
+        if key not in taken and value != getattr(OptimizerConfig, key):
+            raise config.wrong(f"{what} does not take optimizer.{key} = {toml(value)}; leave it at "
+                               f"{toml(getattr(OptimizerConfig, key))}, the default; it takes "
+                               f"{', '.join(name for name in taken if name == 'lr' or name not in GIVEN)}",
+                               (f"optimizer.{key}", "optimizer.name"))
+    offered = {"lr": o.lr, **common, **o.arguments}
 
     def make(storage: Any, more: Mapping[str, Any]) -> optim.Optimizer:
         made = call(kind, what, accepted(kind, {**offered, **more}), storage, section="optimizer")
@@ -163,6 +168,8 @@ def make_rate(config: Config, steps: int) -> Callable[[int], float]:
     shape = optim.SCHEDULES.resolve(o.schedule, config.folder)
     refuse_keys(config, "optimizer", optim.OPTIMIZERS.resolve(o.name, config.folder), shape)
     options = accepted(shape, {"milestones": list(o.milestones) or None, "gamma": o.gamma, **o.arguments})
+    if ":" not in o.schedule and "schedules" in options:
+        options["schedules"] = own_schedules(options["schedules"], config.folder)
     what = f'optimizer.schedule = "{o.schedule}"'
     rate: Callable[[int], float] = call(optim.schedule, what, {
         "lr": o.lr, "min_lr": o.min_lr, "warmup_steps": o.warmup_steps, "total_steps": steps, **options}, shape,
@@ -174,6 +181,20 @@ def make_rate(config: Config, steps: int) -> Callable[[int], float]:
         if found < 0:
             raise ConfigError(f"{what} must give a rate of 0 or more for each step, found {named(found)} for step {step}")
     return rate
+
+
+def own_schedules(entries: Any, folder: Path) -> Any:
+    """Tables of schedules, and those in them, where names of the user's own code are the functions that they name."""
+    if not isinstance(entries, list):
+        return entries
+    found = []
+    for entry in entries:
+        if isinstance(entry, Mapping):
+            entry = {key: own_schedules(value, folder) if key == "schedules" else value for key, value in entry.items()}
+            if isinstance(name := entry.get("name"), str) and ":" in name:
+                entry["name"] = optim.SCHEDULES.resolve(name, folder)
+        found.append(entry)
+    return found
 
 
 def refuse_keys(config: Config, section: str, *things: Callable[..., Any]) -> None:

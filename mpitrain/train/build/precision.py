@@ -26,8 +26,9 @@ def refuse(precision: str) -> None:
                           f'{FLAG} in /proc/cpuinfo); set train.precision = "float32"')
     if not has_bfloat16_instruction():
         why = native.missing().get("product_bfloat16", "the compiler does not know them")
+        cure = f"unset {native.VARIABLE}" if native.wanted() in ("numba", "numpy") else "install one"
         raise ConfigError(f"{MODE} needs a C compiler that makes the CPU's {FLAG} instructions, such as GCC 10 or newer: {why}; "
-                          'install one, or set train.precision = "float32"')
+                          f'{cure}, or set train.precision = "float32"')
     if not one_thread():
         raise ConfigError(f"{MODE} computes on one thread a rank, where float32 has several here; set OMP_NUM_THREADS=1 and "
                           'start a rank per core, or set train.precision = "float32"')

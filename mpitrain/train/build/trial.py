@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpitrain.arguments import call
 from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module, asnumpy
 from mpitrain.comm.face import Objects
@@ -22,7 +23,7 @@ from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError, wi
 from mpitrain.nn.module import Module
 from mpitrain.parallel.pipeline.inference import Inference, given_to
 from mpitrain.placement.place import Placement
-from mpitrain.registry import call, is_own, named
+from mpitrain.registry import is_own, named
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.inputs import Inputs
 
@@ -146,6 +147,7 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
     if getattr(loss, "reduction", "sum") != "sum":
         raise ConfigError(f'{what} has reduction = "{loss.reduction}", and the run divides by the number of terms over all ranks '
                           'itself; set reduction = "sum"')
+    refuse_weight(what, getattr(loss, "counted_weight", None))
     for output in outputs:
         try:
             with given_to(loss, output) as given:
@@ -161,6 +163,19 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
         if is_own(loss) and len(target) > 1:
             note = try_constant(loss, what, output, target) or try_sum(loss, what, output, target, counted)
     return note
+
+
+def refuse_weight(what: str, weight: Any) -> None:
+    """ConfigError unless `weight` is None, or a number for each class, 0 or more: the run divides by a sum of them."""
+    if weight is None:
+        return
+    try:
+        given = asnumpy(weight.array if isinstance(weight, Tensor) else weight)
+    except ValueError:                                        # lists of unequal lengths
+        given = np.zeros(0)
+    if given.ndim != 1 or given.dtype.kind not in "fiu" or not (given >= 0).all() or not given.any():
+        raise ConfigError(f"{what} has weights whose sum over labels the run divides by: weight has a number for each class, 0 "
+                          f"or more, and not all 0, found {str(weight)[:60]}")
 
 
 def try_constant(loss: Any, what: str, output: Tensor, target: Any) -> str:

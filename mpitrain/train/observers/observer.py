@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpitrain.arguments import call
 from mpitrain.errors import ConfigError, text_of
-from mpitrain.registry import call, import_object
+from mpitrain.registry import import_object
 from mpitrain.train.intervals import Plan, Step
 
 
