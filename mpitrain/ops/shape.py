@@ -9,6 +9,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.ops.inputs import as_tensor
 
 __all__ = ["broadcast_to", "concatenate", "expand_dims", "pad", "reshape", "split", "squeeze", "stack", "swapaxes", "transpose"]
 
@@ -210,6 +211,7 @@ def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Tensors of one shape along a new dim `dim`."""
     if not isinstance(tensors, list | tuple):
         raise _no_list("stack", tensors)
+    tensors = [x if hasattr(x, "shape") else as_tensor(x) for x in tensors]
     if len({tuple(x.shape) for x in tensors}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(str(tuple(x.shape)) for x in tensors)} differ")
     return concatenate([expand_dims(x, dim) for x in tensors], dim)
