@@ -228,6 +228,23 @@ def test_numbers_that_the_model_s_format_has_not_are_named_with_their_row(tmp_pa
     refused(train(1, config, *more, "run.out=c"), 79, "E_NAN", "the data's float64 values, which are too large for the model's")
 
 
+def test_targets_and_inputs_of_another_kind_say_what_to_store_or_write(tmp_path: Path) -> None:
+    import h5py
+    import numpy as np
+    config = own(tmp_path, "def net(): return nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(128, 10))\n")
+    x = np.ones((40, 64), np.int32)
+    for y, key, words in ((np.arange(40) % 10, "",
+                           ("samples of shape (64,) (int32, cast to float32)", "x.long() makes indices")),
+                          (np.ones((40, 1), "f4"), 'model.name="mlp"', ("wants integer labels, the targets are float32",)),
+                          (np.ones(40, bool), 'model.name="mlp"', ("the targets are bool; store integers",)),
+                          (np.ones((40, 1), "i4"), 'model.name="mlp"', ("or to be stored as one label a row",))):
+        with h5py.File(tmp_path / "i.h5", "w") as file:
+            file["x"], file["y"] = x, y
+        mlp = ("model.inputs=64", "model.hidden=[8]", "model.outputs=10") if key else ()
+        refused(train(1, config, "data.path=i.h5", "data.transform=[]", "train.batch_size=8", *([key] if key else []), *mlp),
+                65, "E_SHAPE", *words)
+
+
 def test_an_error_in_a_step_of_an_own_forward_has_its_line(tmp_path: Path) -> None:
     config = own(tmp_path, "class Net(nn.Linear):\n    def forward(self, x):\n        y = super().forward(x.reshape(-1, 64))\n"
                            "        y[0] = 0\n        return y\ndef net(): return Net(64, 10)\n")
