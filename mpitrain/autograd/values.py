@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.autograd.mode import mode
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 
@@ -15,7 +16,7 @@ DTYPES = "?bBhHiIlLqQfdFD"                        # by NumPy's characters: no fl
 def of_values(values: Any) -> Array:
     """The array of a number or of lists, in float32; of a NumPy number in its own dtype. ShapeError where they are none."""
     try:
-        if isinstance(values, list | tuple) and any(getattr(part, "requires_grad", False) for part in values):
+        if isinstance(values, list | tuple) and mode.recording and any(getattr(part, "requires_grad", False) for part in values):
             raise TypeError("a list has tensors, whose gradients it would lose; write ops.stack(values)")
         array = np.asarray(values)
         if not isinstance(values, np.generic):

@@ -58,14 +58,10 @@ OWN = "the array is x.array, and a Function of your own has a derivative: docs/e
 HERE = "operations do not change tensors in place: "
 OPS = {
     **each("istft stft", "ops.rfft of the windows x.unfold(-1, length, hop) * window"),
-    **each("matrix_exp", f"not here; {OWN}"),
     **each("eig eigvals", "ops.eigh is of symmetric matrices"),
     **each("lstsq", "ops.pinv(a) @ b"),
-    **each("lu lu_factor lu_solve", "ops.solve, ops.cholesky and ops.qr"),
-    **each("histc histogram", "numpy.histogram(x.numpy()), or ops.bincount(ops.bucketize(x, edges))"),
-    **each("corrcoef cov", "numpy.cov(x.numpy()), or products of x - x.mean(1, True)"),
     **each("clamp_max clamp_min", "x.clamp(min=...), x.clamp(max=...)"),
-    **each("dist pairwise_distance", "ops.norm(x - y, p), and ops.cdist of all pairs"),
+    **each("dist", "ops.norm(x - y, p), and ops.cdist of all pairs"),
     "pinverse": "ops.pinv(x, rtol=...)",
     "float_power": 'x.to("float64") ** y',
     "mode": "ops.unique(x, return_counts=True)",
