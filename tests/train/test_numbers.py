@@ -247,7 +247,7 @@ def test_targets_and_inputs_of_another_kind_say_what_to_store_or_write(tmp_path:
 
 def test_an_error_in_a_step_of_an_own_forward_has_its_line(tmp_path: Path) -> None:
     config = own(tmp_path, "class Net(nn.Linear):\n    def forward(self, x):\n        y = super().forward(x.reshape(-1, 64))\n"
-                           "        first = y[0]\n        y[1] = 0\n        return y + first\ndef net(): return Net(64, 10)\n")
+                           "        first = y[0]\n        y[:, 1] = 0\n        return y + first\ndef net(): return Net(64, 10)\n")
     refused(train(1, config), 70, "E_GRAPH", "step=1", "at net.py:8 in forward", "or change a copy, x = x.clone()")
 
 
