@@ -24,14 +24,20 @@ from mpitrain.run.session import Session, n_virtual
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import local_rank
 from mpitrain.train.build.from_config import make_loss, make_model
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.saved import USE
 from mpitrain.train.build.trial import try_samples
 from mpitrain.train.evaluate import Evaluator
+
+__all__ = ["USE", "InUse", "evaluate", "put_to_use"]
 
 
 @dataclass(frozen=True)
 class InUse:
     """This rank's part of a saved model, ready to compute outputs; `inference.run` gives them, on the last stage."""
 
+    found: Checkpoint
+    inputs: Inputs
     inference: Inference
     placement: Placement
     context: ParallelContext
@@ -53,7 +59,7 @@ def put_to_use(config: Config, session: Session, found: Checkpoint) -> InUse:
                   control=session.control, policy=policy)
     state.restore(found)
     feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
-    return InUse(Inference(context.stage, feed, context.neighbours), placement, context, policy, state)
+    return InUse(found, session.inputs, Inference(context.stage, feed, context.neighbours), placement, context, policy, state)
 
 
 def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,

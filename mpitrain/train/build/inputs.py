@@ -20,6 +20,7 @@ from mpitrain.data.transforms import Asked
 from mpitrain.errors import ConfigError
 from mpitrain.models.registry import require_sizes
 
+ROWS = "rows"                            # the kind of data without targets (`data.unlabelled`)
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
 EVALUATION_TOKENS = 256 * 64             # tokens, so fewer rows of long windows: activations of 256 of 8192 tokens take gigabytes
 
@@ -34,10 +35,11 @@ class Inputs:
     validation_rows: data.Index
     transforms: data.Transforms
     augment: list[Any] = field(default_factory=list)
+    token_rows: bool = False                  # rows without targets are those of a language model
 
     @property
     def tokens(self) -> bool:
-        return self.training.kind == "tokens"
+        return self.training.kind == "tokens" or self.token_rows
 
     def fit(self, channel: Channel) -> None:
         """Statistics of the training rows, computed by rank 0 and sent to the others."""
@@ -98,6 +100,8 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
     dataset = data.Dataset(description["training"])
     other = data.Dataset(description["validation"]) if "validation" in description else None
     transforms = data.Transforms(transform, folder)
+    if dataset.kind == ROWS:
+        return Inputs(dataset, range(len(dataset)), None, range(0), transforms, token_rows=block is not None)
     functions = data.augmentations(augment, folder)
     if dataset.kind == "tokens":
         if block is None:
