@@ -8,8 +8,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,8 @@ import numpy as np
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import CPU
 from mpitrain.errors import ShapeError
-from mpitrain.infer.forms import OUTPUTS, form
+from mpitrain.infer.forms import OUTPUTS, Form, form
+from mpitrain.infer.recorded import Recorded
 from mpitrain.infer.rows import chunk_rows, refuse_rows
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.train.build import saved
@@ -28,6 +30,19 @@ from mpitrain.train.machine.threads import one_thread_inside
 @dataclass(frozen=True)
 class TrainedModel(saved.SavedModel):
     """A saved model that computes outputs of rows."""
+
+    @cached_property
+    def forward(self) -> Recorded:
+        """The model as a function of a batch, as fast as it is here."""
+        return Recorded(self.model)
+
+    @cached_property
+    def _feed(self) -> Feed:
+        return Feed(CPU, self.config.train.precision, tokens=self.tokens)
+
+    @cached_property
+    def _form(self) -> Callable[[str], Form]:
+        return cache(lambda keep: form(keep, make_loss(self.config, self.tokens)))
 
     @property
     def tokens(self) -> bool:
@@ -44,10 +59,9 @@ class TrainedModel(saved.SavedModel):
         if x.ndim == 0 or 0 in x.shape:
             raise ShapeError(f"predict takes rows along the first dim, at least one, found an array of shape {x.shape}")
         refuse_rows(x.shape[1:], x.dtype, self.tokens)
-        kept, size = form(keep, make_loss(self.config, self.tokens)), chunk_rows(x.shape[1:], self.tokens)
-        feed = Feed(CPU, self.config.train.precision, tokens=self.tokens)
+        kept, size, feed = self._form(keep), chunk_rows(x.shape[1:], self.tokens), self._feed
         with no_grad(), one_thread_inside(), np.errstate(all="ignore"):
-            found = [kept.made(self.model(Tensor(feed.inputs(self.transforms(x[i:i + size])))).array)
+            found = [kept.made(self.forward(Tensor(feed.inputs(self.transforms(x[i:i + size])))).array)
                      for i in range(0, len(x), size)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 

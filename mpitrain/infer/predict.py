@@ -21,6 +21,7 @@ from mpitrain.data import Dataset
 from mpitrain.errors import OutputError, ShapeError
 from mpitrain.infer import output
 from mpitrain.infer.forms import Form, form
+from mpitrain.infer.recorded import Recorded
 from mpitrain.infer.rows import chunk_rows, refuse_rows
 from mpitrain.placement import zigzag
 from mpitrain.run import Run
@@ -114,6 +115,8 @@ def predict(run: Run, source: Path, out: Path, *, step: int | str | None = None,
         control = used.context.control
         with guard.symmetric():
             reader = Reader(used)
+            if not used.policy.cuts_parameters and all(used.context.mesh.size(axis) == 1 for axis in ("tp", "cp", "ep")):
+                used.inference.forwards = [Recorded(chunk) for chunk in used.context.stage.chunks]
             outputs = Outputs(used, form(keep, make_loss(run.config, used.inputs.tokens)))
         shape, dtype = _first(used, reader, outputs)
         rows = output.Rows(out, (reader.n, *shape), dtype, reader.size, _identity(run, used, reader, keep, [*shape, dtype]),
