@@ -49,7 +49,8 @@ def made(name: str) -> TrainedModel:
     rng = np.random.default_rng(0)
     for key, leaf in (*model.named_parameters(), *model.named_buffers()):
         if "norm" in key:
-            leaf.array[...] = rng.uniform(0.5, 1.5, leaf.shape) if not key.endswith("bias") else rng.normal(0, 0.1, leaf.shape)
+            near_0 = key.endswith(("bias", "mean"))
+            leaf.array[...] = rng.normal(0, 0.1, leaf.shape) if near_0 else rng.uniform(0.5, 1.5, leaf.shape)
     return TrainedModel(model.eval().requires_grad_(False), config, 0, Transforms(), {})
 
 

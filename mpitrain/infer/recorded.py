@@ -21,6 +21,7 @@ import numpy as np
 
 from mpitrain.autograd import Context, Operation, Tensor, Value, no_grad, record
 from mpitrain.backend import Array
+from mpitrain.infer.prepared import Turned, prepared
 from mpitrain.nn import Module
 from mpitrain.ops.activation import Pointwise
 from mpitrain.ops.conv import Conv2d
@@ -49,6 +50,7 @@ class Recorded:
         self.model = model
         self.may_record = not any(is_own(module) for _, module in model.named_modules())
         self._lists: dict[tuple[Any, ...], Callable[[Array], Array]] = {}
+        self._turned: Turned = {}
 
     def __call__(self, given: Tensor) -> Tensor:
         x = given.array
@@ -58,7 +60,7 @@ class Recorded:
     def _new(self, x: Array) -> Callable[[Array], Array]:
         while len(self._lists) >= MOST_KEPT:
             del self._lists[next(iter(self._lists))]
-        found = recorded(self.model, x) if self.may_record and type(x) is np.ndarray else None
+        found = recorded(self.model, x, self._turned) if self.may_record and type(x) is np.ndarray else None
         forward = self._lists[x.shape, x.dtype.char] = found or self._as_it_is
         return forward
 
@@ -67,24 +69,22 @@ class Recorded:
             return self.model(Tensor(x)).array
 
 
-def recorded(model: Module, x: Array) -> Callable[[Array], Array] | None:
+def recorded(model: Module, x: Array, turned: Turned) -> Callable[[Array], Array] | None:
     """The list of calls for inputs of x's shape and dtype; None where it would not be the model. The values of x play no part."""
     first, other = _examples(x)
     one, another = _record(model, first), _record(model, other)
     if one is None or another is None or not _alike(one, another):
         return None
     operations, given, result, output = one
-    if not np.array_equal(Calls(operations, given, result)(first), output, equal_nan=True):
-        return None
-    if not np.array_equal(Calls(operations, given, result)(other), another[3], equal_nan=True):
-        return None
+    forward = Calls(operations, given, result, turned)
+    for x, wanted in ((first, output), (other, another[3])):
+        if not np.array_equal(forward(x), wanted, equal_nan=True):
+            return None
     fewer = folded(operations, result)
-    forward = Calls(fewer, given, result)
-    if len(fewer) < len(operations):
-        made = forward(first)
-        if not np.abs(made - output).max() <= NEAR * np.abs(output).max():
-            return Calls(operations, given, result)
-    return forward
+    if len(fewer) == len(operations):
+        return forward
+    quicker = Calls(fewer, given, result, turned)
+    return quicker if np.abs(quicker(first) - output).max() <= NEAR * np.abs(output).max() else forward
 
 
 def _examples(x: Array) -> tuple[Array, Array]:
@@ -131,28 +131,30 @@ def _alike(one: Record, another: Record) -> bool:
 def _same(x: Any, y: Any, given: int) -> bool:
     if not (isinstance(x, Value) and isinstance(y, Value)):
         return type(x) is type(y) and bool(x == y)
-    if x.number != y.number or (x.array is None) != (y.array is None):
-        return False
-    return x.array is None or x.number == given or x.array is y.array or np.array_equal(x.array, y.array)
+    if x.number != y.number or x.array is None or y.array is None:
+        return x.number == y.number and x.array is y.array
+    return x.number == given or x.array is y.array or np.array_equal(x.array, y.array)
 
 
 class Calls:
     """Calls of functions on numbered places, of which the first has the input; an array is let go after its last use."""
 
-    def __init__(self, operations: Sequence[Operation], given: Value, result: Value):
+    def __init__(self, operations: Sequence[Operation], given: Value, result: Value, turned: Turned):
         self._places, self._start = {given.number: 0}, list[Any]([None])
         users = Counter(value.number for one in operations for value in one.inputs if isinstance(value, Value))
         last = {value.number: i for i, one in enumerate(operations) for value in one.inputs if isinstance(value, Value)}
         makers = {value.number: one.function for one in operations for value in one.outputs}
         self._steps: list[tuple[Callable[..., Any], Callable[[Any], Any], Any, tuple[int, ...]]] = []
         for i, one in enumerate(operations):
-            function: Callable[..., Any] = partial(one.function.forward, Plain(one.function, np, (False,) * len(one.inputs)),
-                                                   **one.attributes)
+            function: Callable[..., Any] | None = prepared(one, turned)
+            given_to = one.inputs if function is None else one.inputs[:1]
+            function = function or partial(one.function.forward, Plain(one.function, np, (False,) * len(one.inputs)),
+                                           **one.attributes)
             x = one.inputs[0]
             if (one.function is Pointwise and one.attributes == RELU and isinstance(x, Value) and makers.get(x.number) in FRESH
                     and users[x.number] == 1):
                 function = _relu_inside
-            inputs, outputs = [self._place(value) for value in one.inputs], [self._place(value) for value in one.outputs]
+            inputs, outputs = [self._place(value) for value in given_to], [self._place(value) for value in one.outputs]
             gone = tuple(self._places[n] for n, at in last.items() if at == i and n in makers and n != result.number)
             taken = itemgetter(*inputs) if len(inputs) > 1 else itemgetter(slice(inputs[0], inputs[0] + 1))
             self._steps.append((function, taken, outputs[0] if len(outputs) == 1 else outputs, gone))
