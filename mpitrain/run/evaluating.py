@@ -72,7 +72,7 @@ def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
         used = put_to_use(config, session, found)
         loss = used.context.loss(make_loss(config, session.inputs.tokens))
         tried = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
-        read, n_chunks = session.inputs.chunks(tried.n_classes)
+        read, n_chunks = session.inputs.chunks(tried.n_classes, tried.ignore, used.policy.layout.dtype)
         if not n_chunks:
             raise UsageError("this run has no validation data; give some: data.validation=PATH")
     metrics = Evaluator(used.inference, loss, read, n_chunks, used.context, cuts_parameters=used.policy.cuts_parameters,
