@@ -10,6 +10,7 @@ import numpy as np
 from mpitrain import ops
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import Array, asnumpy
+from mpitrain.data import Transforms
 from mpitrain.errors import UsageError
 
 OUTPUTS = "outputs"
@@ -23,17 +24,27 @@ class Form(NamedTuple):
     made: Callable[[Array], Any]
 
 
-def form(name: str, loss: Any) -> Form:
-    """The form of that name for a model that was trained with `loss`. UsageError where the loss knows no classes."""
+def form(name: str, loss: Any, undone: Transforms | None = None) -> Form:
+    """The form of that name for a model that was trained with `loss`; `undone` are transforms of its targets, undone in outputs.
+    UsageError where the loss knows no classes."""
     if name not in NAMES:
         raise UsageError(f'--as "{name}" is not one of {", ".join(NAMES)}')
     if name == OUTPUTS:
-        return Form(name, asnumpy)
+        return Form(name, asnumpy if undone is None else lambda outputs: undone.inverse(asnumpy(outputs)))
+    if undone is not None:
+        raise UsageError(f"--inverse gives outputs in the units of the targets, and --as {name} asks for others; leave out one")
     made = KINDS.get((loss.kind, name))
     if made is None:
         raise UsageError(f'--as {name} is for models trained with a loss of classes, and this run\'s is "{type(loss).__name__}" '
                          f'(kind "{loss.kind}"); leave out --as')
     return Form(name, made)
+
+
+def undone(transforms: Transforms) -> Transforms:
+    """The transforms of the targets. UsageError where there are none."""
+    if transforms.targets is None:
+        raise UsageError("--inverse undoes data.target_transform, and this run was trained without; leave it out")
+    return transforms.targets
 
 
 def largest(outputs: Array) -> Any:

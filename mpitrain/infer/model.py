@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import CPU
 from mpitrain.errors import ShapeError
-from mpitrain.infer.forms import OUTPUTS, Form, form
+from mpitrain.infer.forms import OUTPUTS, Form, form, undone
 from mpitrain.infer.recorded import Recorded
 from mpitrain.infer.rows import chunk_rows, refuse_rows
 from mpitrain.parallel.pipeline.feed import Feed
@@ -41,28 +40,29 @@ class TrainedModel(saved.SavedModel):
         return Feed(CPU, self.config.train.precision, tokens=self.tokens)
 
     @cached_property
-    def _form(self) -> Callable[[str], Form]:
-        return cache(lambda keep: form(keep, make_loss(self.config, self.tokens)))
+    def _form(self) -> Callable[[str, bool], Form]:
+        return cache(lambda keep, inverse: form(keep, make_loss(self.config, self.tokens),
+                                                undone(self.transforms) if inverse else None))
 
     @property
     def tokens(self) -> bool:
         """Whether rows are tokens of a language model."""
         return "block" in self.config.model.arguments
 
-    def predict(self, rows: Any, keep: str = OUTPUTS) -> Any:
+    def predict(self, rows: Any, keep: str = OUTPUTS, *, inverse: bool = False) -> Any:
         """The model's outputs for rows (rows, ...) as the data files have them, before their transforms; an array.
 
-        `keep` is "outputs", or "classes" or "probabilities" where the run's loss is one of classes. The bits are those of the
-        verb, which computes in the same chunks. ShapeError where the model cannot take the rows, UsageError for another `keep`.
+        `keep` is "outputs", or "classes" or "probabilities" where the run's loss is one of classes; `inverse` gives outputs in
+        the units that targets had before data.target_transform. The bits are those of the verb, which computes in the same
+        chunks. ShapeError where the model cannot take the rows, UsageError for another `keep`.
         """
         x = np.asarray(rows)
         if x.ndim == 0 or 0 in x.shape:
             raise ShapeError(f"predict takes rows along the first dim, at least one, found an array of shape {x.shape}")
         refuse_rows(x.shape[1:], x.dtype, self.tokens)
-        kept, size, feed = self._form(keep), chunk_rows(x.shape[1:], self.tokens), self._feed
-        with no_grad(), one_thread_inside(), np.errstate(all="ignore"):
-            found = [kept.made(self.forward(Tensor(feed.inputs(self.transforms(x[i:i + size])))).array)
-                     for i in range(0, len(x), size)]
+        kept, size, feed = self._form(keep, inverse), chunk_rows(x.shape[1:], self.tokens), self._feed
+        with one_thread_inside(), np.errstate(all="ignore"):
+            found = [kept.made(self.forward.of(feed.inputs(self.transforms(x[i:i + size])))) for i in range(0, len(x), size)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 

@@ -18,9 +18,10 @@ from mpitrain.autograd import Tensor
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.together import on_first
 from mpitrain.data import Dataset
+from mpitrain.data.checks import check_exact
 from mpitrain.errors import OutputError, ShapeError
 from mpitrain.infer import output
-from mpitrain.infer.forms import Form, form
+from mpitrain.infer.forms import Form, form, undone
 from mpitrain.infer.recorded import Recorded
 from mpitrain.infer.rows import chunk_rows, refuse_rows
 from mpitrain.placement import zigzag
@@ -49,14 +50,18 @@ class Reader:
         source = used.inputs.training
         assert isinstance(source, Dataset)
         self.source, self.transforms, self.n, field = source, used.inputs.transforms, len(source), source.x
-        tokens = used.inputs.tokens
-        refuse_rows(field.shape, field.dtype, tokens, file=source.where(0)[0], dataset=field.name)
-        self.size = chunk_rows(field.shape, tokens)
+        self.tokens, self.dtype = used.inputs.tokens, used.policy.layout.dtype
+        refuse_rows(field.shape, field.dtype, self.tokens, file=source.where(0)[0], dataset=field.name)
+        self.size = chunk_rows(field.shape, self.tokens)
         self.nonfinite: dict[int, int] = {}
 
     def rows(self, start: int, stop: int) -> tuple[Any, int]:
-        x = self.source.read_field(self.source.x, np.arange(start, min(stop, self.n), dtype=np.int64))
-        return self.transforms(x), int(not_finite(x).sum())
+        rows = np.arange(start, min(stop, self.n), dtype=np.int64)
+        x = self.source.read_field(self.source.x, rows)
+        given = self.transforms(x)
+        if not self.tokens:
+            check_exact(given, rows, self.source, self.source.x.name, self.dtype)
+        return given, int(not_finite(x).sum())
 
     def chunk(self, number: int) -> tuple[Any, int]:
         x, self.nonfinite[number] = self.rows(number * self.size, (number + 1) * self.size)
@@ -105,11 +110,12 @@ class Outputs:
 
 
 def predict(run: Run, source: Path, out: Path, *, step: int | str | None = None, keep: str = "outputs",
-            resume: bool = False) -> Predicted:
+            inverse: bool = False, resume: bool = False) -> Predicted:
     """Writes the outputs of a checkpoint of the run in `source` for the data that `run` was given, in the order of their rows.
 
-    `keep` is "outputs", "classes" or "probabilities". All ranks call it, and it communicates. Raises OutputError where `out` may
-    not be written, MissingError and CheckpointError about the checkpoint, ShapeError where the model cannot take the rows.
+    `keep` is "outputs", "classes" or "probabilities"; with `inverse` outputs have the units of the targets. All ranks call it,
+    and it communicates. Raises OutputError where `out` may not be written, MissingError and CheckpointError about the checkpoint,
+    ShapeError where the model cannot take the rows.
     """
     with run.use(source, step) as used:
         control = used.context.control
@@ -117,9 +123,11 @@ def predict(run: Run, source: Path, out: Path, *, step: int | str | None = None,
             reader = Reader(used)
             if not used.policy.cuts_parameters and all(used.context.mesh.size(axis) == 1 for axis in ("tp", "cp", "ep")):
                 used.inference.forwards = [Recorded(chunk) for chunk in used.context.stage.chunks]
-            outputs = Outputs(used, form(keep, make_loss(run.config, used.inputs.tokens)))
+            outputs = Outputs(used, form(keep, make_loss(run.config, used.inputs.tokens),
+                                         undone(used.inputs.transforms) if inverse else None))
         shape, dtype = _first(used, reader, outputs)
-        rows = output.Rows(out, (reader.n, *shape), dtype, reader.size, _identity(run, used, reader, keep, [*shape, dtype]),
+        identity = _identity(run, used, reader, [keep, inverse, *shape, dtype])
+        rows = output.Rows(out, (reader.n, *shape), dtype, reader.size, identity,
                            {"run": str(used.found.meta.get("id", "")), "step": str(used.found.step), "as": keep,
                             "parameters_sha256": used.found.hashes.get("parameters_sha256", "")}, outputs.cp)
         start, done = on_first(control, lambda: output.begin(rows, resume=resume))
@@ -151,12 +159,12 @@ def _first(used: InUse, reader: Reader, outputs: Outputs) -> tuple[list[int], st
     return shape, dtype
 
 
-def _identity(run: Run, used: InUse, reader: Reader, keep: str, kept: list[Any]) -> str:
+def _identity(run: Run, used: InUse, reader: Reader, kept: list[Any]) -> str:
     """A hash of all that the output depends on; a part file with another one is not gone on with."""
     shards = [[shard["size"], shard["mtime_ns"], shard["x"]["name"], shard["x"]["shape"], shard["x"]["dtype"]]
               for shard in reader.source.shards]
-    known = [used.found.meta.get("id"), used.found.step, used.found.hashes, shards, run.config.data.transform, keep, reader.size,
-             kept, run.config.train.precision]
+    known = [used.found.meta.get("id"), used.found.step, used.found.hashes, shards, run.config.data.transform, reader.size, kept,
+             run.config.train.precision]
     return hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()
 
 

@@ -16,19 +16,20 @@ from mpitrain.autograd import Operation
 from mpitrain.backend import Array
 from mpitrain.kernels import convolution, linear, pool
 from mpitrain.kernels.pointwise import ACTIVATIONS
-from mpitrain.kernels.product import is_fast, native
+from mpitrain.kernels.product import LEAST_WORK
 from mpitrain.ops.conv import Conv2d
 from mpitrain.ops.linalg import Linear
 from mpitrain.ops.pool import MaxPool
 from mpitrain.ops.shape import Reshape
 
 Run = Callable[[Array], Array]
-MOST_TURNED = 16 << 20                    # bytes of a weight that is kept turned besides; a larger one is packed at each call
-Turned = dict[int, tuple[Array, Array]]      # a weight and the same turned, by the weight's identity
+SMALL = 1 << 12                           # numbers
+MOST_PACKED = 16 << 20                    # bytes of a weight that is kept packed besides; a larger one is packed at each call
+Packed = dict[int, tuple[Array, Array | None]]                # a weight and the same packed, by the weight's identity
 
 
-def prepared(operation: Operation, kept: Turned) -> Run | None:
-    """The function of the operation's first input; None where its forward has to do. `kept` has weights that others have turned
+def prepared(operation: Operation, kept: Packed) -> Run | None:
+    """The function of the operation's first input; None where its forward has to do. `kept` has weights that are packed
     already."""
     make = PREPARED.get(operation.function)
     others = operation.inputs[1:]
@@ -37,7 +38,7 @@ def prepared(operation: Operation, kept: Turned) -> Run | None:
     return make(operation, kept, *[None if value is None else value.array for value in others])
 
 
-def of_linear(operation: Operation, kept: Turned, weight: Array, bias: Array | None) -> Run | None:
+def of_linear(operation: Operation, kept: Packed, weight: Array, bias: Array | None) -> Run | None:
     shape, name = operation.inputs[0].shape, operation.attributes["activation"]
     activation = None if name is None else ACTIVATIONS[name]
     if operation.attributes.get("operands") or operation.inputs[0].dtype != weight.dtype or not shape:
@@ -45,36 +46,44 @@ def of_linear(operation: Operation, kept: Turned, weight: Array, bias: Array | N
     rows, inputs = (prod(shape[:-1]), shape[-1])
     made = (*shape[:-1], len(weight))
     after = None if activation is None else activation.values.host() or activation.values.reference
-    ours = linear.suits(np.empty((rows, inputs), weight.dtype), weight, activation, "")
-    if not ours and rows * inputs * len(weight) >= 1 << 20 and rows > 1:
+    if name == "relu" and rows * len(weight) <= SMALL:
+        after = relu_inside
+    matrix = len(shape) == 2
+    if linear.suits(np.empty((rows, inputs), weight.dtype), weight, activation, ""):
+        return _packed(shape, weight, bias, activation, kept)
+    if rows * inputs * len(weight) >= LEAST_WORK and rows > 1:
         return None
-    multiply = native.host() if ours else None
-    if ours and (multiply is None or not is_fast() or weight.nbytes > MOST_TURNED):
-        return None
-    by = turned(weight, kept) if ours else weight.T
+    by = weight.T
 
     def run(x: Array) -> Array:
-        flat = x.reshape(rows, inputs)
-        if multiply is not None:
-            y = multiply(flat, by, bias, None)
-        else:
-            y = np.matmul(flat, by)
-            if bias is not None:
-                y += bias
+        y = np.matmul(x if matrix else x.reshape(rows, inputs), by)
+        if bias is not None:
+            y += bias
         if after is not None:
             y = after(y, y)
-        return y.reshape(made)
+        return y if matrix else y.reshape(made)
     return run
 
 
-def turned(weight: Array, kept: Turned) -> Array:
-    """The weight (O, I) as an array (I, O), whose blocks C packs while it multiplies."""
+def _packed(shape: tuple[int, ...], weight: Array, bias: Array | None, activation: Any, kept: Packed) -> Run | None:
+    """The layer with its weight packed, once for all batches."""
+    if weight.nbytes > MOST_PACKED:
+        return None
     if id(weight) not in kept:
-        kept[id(weight)] = weight, np.ascontiguousarray(weight.T)
-    return kept[id(weight)][1]
+        kept[id(weight)] = weight, linear.pack(weight)
+    rows, packed = prod(shape[:-1]), kept[id(weight)][1]
+    layer = None if packed is None else linear.packed_layer(rows, weight.shape, packed, bias, activation)
+    if layer is None or len(shape) == 2:
+        return layer
+    return lambda x: layer(x.reshape(rows, shape[-1])).reshape(*shape[:-1], len(weight))
 
 
-def of_convolution(operation: Operation, kept: Turned, weight: Array, bias: Array | None) -> Run | None:
+def relu_inside(x: Array, out: Array) -> Array:
+    """ReLU of a few numbers, which costs less than the way to C."""
+    return np.maximum(x, x.dtype.type(0), out=out)
+
+
+def of_convolution(operation: Operation, kept: Packed, weight: Array, bias: Array | None) -> Run | None:
     if operation.attributes.get("operands") or operation.inputs[0].dtype != weight.dtype:
         return None
     found: Run | None = convolution.prepared(operation.inputs[0].shape, weight, bias, operation.attributes["window"],
@@ -82,12 +91,12 @@ def of_convolution(operation: Operation, kept: Turned, weight: Array, bias: Arra
     return found
 
 
-def of_max_pool(operation: Operation, kept: Turned) -> Run | None:
+def of_max_pool(operation: Operation, kept: Packed) -> Run | None:
     found: Run | None = pool.prepared_maximum(operation.inputs[0].shape, operation.inputs[0].dtype, **operation.attributes)
     return found
 
 
-def of_reshape(operation: Operation, kept: Turned) -> Run:
+def of_reshape(operation: Operation, kept: Packed) -> Run:
     shape = operation.attributes["shape"]
     return lambda x: x.reshape(shape)
 

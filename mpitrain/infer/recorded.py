@@ -21,7 +21,7 @@ import numpy as np
 
 from mpitrain.autograd import Context, Operation, Tensor, Value, no_grad, record
 from mpitrain.backend import Array
-from mpitrain.infer.prepared import Turned, prepared
+from mpitrain.infer.prepared import Packed, prepared
 from mpitrain.nn import Module
 from mpitrain.ops.activation import Pointwise
 from mpitrain.ops.conv import Conv2d
@@ -50,17 +50,20 @@ class Recorded:
         self.model = model
         self.may_record = not any(is_own(module) for _, module in model.named_modules())
         self._lists: dict[tuple[Any, ...], Callable[[Array], Array]] = {}
-        self._turned: Turned = {}
+        self._packed: Packed = {}
 
     def __call__(self, given: Tensor) -> Tensor:
-        x = given.array
+        return Tensor(self.of(given.array))
+
+    def of(self, x: Array) -> Array:
+        """The output for an array."""
         forward = self._lists.get((x.shape, x.dtype.char))
-        return Tensor((forward or self._new(x))(x))
+        return (forward or self._new(x))(x)
 
     def _new(self, x: Array) -> Callable[[Array], Array]:
         while len(self._lists) >= MOST_KEPT:
             del self._lists[next(iter(self._lists))]
-        found = recorded(self.model, x, self._turned) if self.may_record and type(x) is np.ndarray else None
+        found = recorded(self.model, x, self._packed) if self.may_record and type(x) is np.ndarray else None
         forward = self._lists[x.shape, x.dtype.char] = found or self._as_it_is
         return forward
 
@@ -69,21 +72,21 @@ class Recorded:
             return self.model(Tensor(x)).array
 
 
-def recorded(model: Module, x: Array, turned: Turned) -> Callable[[Array], Array] | None:
+def recorded(model: Module, x: Array, packed: Packed) -> Callable[[Array], Array] | None:
     """The list of calls for inputs of x's shape and dtype; None where it would not be the model. The values of x play no part."""
     first, other = _examples(x)
     one, another = _record(model, first), _record(model, other)
     if one is None or another is None or not _alike(one, another):
         return None
     operations, given, result, output = one
-    forward = Calls(operations, given, result, turned)
+    forward = Calls(operations, given, result, packed)
     for x, wanted in ((first, output), (other, another[3])):
         if not np.array_equal(forward(x), wanted, equal_nan=True):
             return None
     fewer = folded(operations, result)
     if len(fewer) == len(operations):
         return forward
-    quicker = Calls(fewer, given, result, turned)
+    quicker = Calls(fewer, given, result, packed)
     return quicker if np.abs(quicker(first) - output).max() <= NEAR * np.abs(output).max() else forward
 
 
@@ -139,14 +142,14 @@ def _same(x: Any, y: Any, given: int) -> bool:
 class Calls:
     """Calls of functions on numbered places, of which the first has the input; an array is let go after its last use."""
 
-    def __init__(self, operations: Sequence[Operation], given: Value, result: Value, turned: Turned):
+    def __init__(self, operations: Sequence[Operation], given: Value, result: Value, packed: Packed):
         self._places, self._start = {given.number: 0}, list[Any]([None])
         users = Counter(value.number for one in operations for value in one.inputs if isinstance(value, Value))
         last = {value.number: i for i, one in enumerate(operations) for value in one.inputs if isinstance(value, Value)}
         makers = {value.number: one.function for one in operations for value in one.outputs}
         self._steps: list[tuple[Callable[..., Any], Callable[[Any], Any], Any, tuple[int, ...]]] = []
         for i, one in enumerate(operations):
-            function: Callable[..., Any] | None = prepared(one, turned)
+            function: Callable[..., Any] | None = prepared(one, packed)
             given_to = one.inputs if function is None else one.inputs[:1]
             function = function or partial(one.function.forward, Plain(one.function, np, (False,) * len(one.inputs)),
                                            **one.attributes)

@@ -24,6 +24,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--x", metavar="NAME", help="the dataset of HDF5, the array of NPZ, or columns of CSV (a,b,c)")
     parser.add_argument("--as", dest="keep", default="outputs", metavar="WHAT",
                         help="outputs (default), classes or probabilities")
+    parser.add_argument("--inverse", action="store_true",
+                        help="outputs in the units of the targets: data.target_transform undone")
     add_step(parser)
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on with what a killed job left")
@@ -48,7 +50,8 @@ def run(options: Namespace, process: Process) -> int:
         return {"training": found}
 
     with Run.of_job(config, process, look=look) as started:
-        done = predict(started, options.folder, options.out, step=options.step, keep=options.keep, resume=options.resume)
+        done = predict(started, options.folder, options.out, step=options.step, keep=options.keep,
+                       inverse=options.inverse, resume=options.resume)
         if started.comm.rank == 0:
             print(json.dumps({"step": done.step, "rows": done.shape[0], "shape": done.shape[1:], "dtype": done.dtype,
                               "nonfinite_inputs": done.nonfinite_inputs, "nonfinite_outputs": done.nonfinite_outputs,

@@ -12,7 +12,7 @@ import pytest
 from launch import Result, mpirun
 
 import mpitrain
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ShapeError, UsageError
 from mpitrain.train.build.saved import load
 
 KEYS = ("train.steps=12", "train.eval_every=4", "checkpoint.every=4", "checkpoint.keep=3", "data.transform=scale")
@@ -61,13 +61,20 @@ def values(path: Path) -> Any:
 
 
 def test_each_row_has_its_output_in_its_place_and_the_file_has_one_set_of_bytes(run: Path) -> None:
-    found = [said(predict(run, n, "rows.h5", f"out{n}.h5")) for n in (1, 2, 3)]
+    found = [said(predict(run, n, "rows.h5", f"out{n}.h5")) for n in (1, 2)]
     assert len({json.dumps({**one, "out": ""}) for one in found}) == 1 and found[0]["rows"] == ROWS
-    assert len({(run / f"out{n}.h5").read_bytes() for n in (1, 2, 3)}) == 1
+    assert len({(run / f"out{n}.h5").read_bytes() for n in (1, 2)}) == 1
     with h5py.File(run / "rows.h5") as file:
         wanted = expected(run, file["fields/x"][()])
     assert np.abs(values(run / "out1.h5") - wanted).max() < 1e-5 * np.abs(wanted).max()
     assert not list(run.glob("out*.part")) and not list(run.glob("out*.chunks"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [3, 4, 6])
+def test_more_ranks_give_the_same_bytes_also_more_than_there_are_chunks(run: Path, n: int) -> None:
+    said(predict(run, n, "rows.h5", f"out{n}.h5"))
+    assert (run / f"out{n}.h5").read_bytes() == (run / "out1.h5").read_bytes()
 
 
 def test_python_and_the_verb_give_the_same_bits(run: Path) -> None:
@@ -86,6 +93,7 @@ def test_python_and_the_verb_give_the_same_bits(run: Path) -> None:
         model.predict(x[..., :6])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, more", [("rows.npz", ()), ("packed.npz", ("--x", "rows")), ("rows.csv", ())])
 def test_other_formats_give_what_hdf5_gives(run: Path, name: str, more: tuple[str, ...]) -> None:
     out = {"rows.npz": "npz.npz", "packed.npz": "packed.csv", "rows.csv": "csv.h5"}[name]
@@ -103,6 +111,7 @@ def test_other_formats_give_what_hdf5_gives(run: Path, name: str, more: tuple[st
 HALVES = ("mesh.pp=2",), ("mesh.tp=2",), ("comm.sharding=parameters",), ("comm.sharding=parameters", "comm.node_shared=true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", HALVES, ids=lambda keys: keys[0])
 def test_any_mesh_gives_the_rows_of_one_rank(run: Path, keys: tuple[str, ...]) -> None:
     said(predict(run, 2, "rows.h5", f"{keys[-1]}.h5", *keys))
@@ -113,6 +122,7 @@ def test_any_mesh_gives_the_rows_of_one_rank(run: Path, keys: tuple[str, ...]) -
         assert np.array_equal(found, wanted)
 
 
+@pytest.mark.slow
 def test_classes_are_those_of_the_largest_output_on_ranks_that_share_it(run: Path) -> None:
     said(predict(run, 2, "rows.h5", "classes.h5", "--as", "classes", "mesh.tp=2", 'mesh.plan={"head"="vocabulary"}'))
     assert np.array_equal(values(run / "classes.h5"), values(run / "out1.h5").argmax(axis=1))
@@ -138,6 +148,28 @@ def test_a_killed_job_is_gone_on_with_where_it_was(run: Path) -> None:
     (row,) = np.flatnonzero((found != wanted).any(axis=1))
     assert row == marks.index("1") * 64 and found[row, 0].tobytes() == b"abcd"
     assert not (run / "killed.h5.part").exists() and not (run / "killed.h5.chunks").exists()
+
+
+def test_outputs_have_the_units_of_the_targets_again(run: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(256, 5)).astype(np.float32)
+    y = (1000 + 50 * x[:, :1] * [1, 2] + rng.normal(size=(256, 2))).astype(np.float32)
+    with h5py.File(run / "units.h5", "w") as file:
+        file["x"], file["y"] = x, y
+    keys = ("model.inputs=5", "model.hidden=[16]", "model.outputs=2", "data.path=units.h5", "data.validation=0", "train.loss=mse",
+            "data.transform=standardise", "data.target_transform=standardise", "train.steps=150", "optimizer.lr=0.02")
+    done = mpirun(1, "-m", "mpitrain", "train", *keys, "run.out=units", cwd=run)
+    assert done.rc == 0, done.err
+    said(mpirun(2, "-m", "mpitrain", "predict", "units", "units.h5", "--out", "units_out.h5", "--inverse", cwd=run))
+    model = mpitrain.load(run / "units")
+    assert np.array_equal(model.predict(x, inverse=True), values(run / "units_out.h5"))
+    wanted = model.predict(x).astype(np.float64) * y.std(axis=0, dtype=np.float64) + y.mean(axis=0, dtype=np.float64)
+    assert np.abs(values(run / "units_out.h5") - wanted).max() < 1e-2
+    assert np.sqrt(((values(run / "units_out.h5") - y) ** 2).mean()) < 20 < y.std(axis=0).min()
+    with pytest.raises(UsageError, match="this run was trained without"):
+        mpitrain.load(run / "run").predict(np.zeros((1, 64)), inverse=True)
+    with pytest.raises(UsageError, match="trained with a loss of classes"):
+        model.predict(x, "classes")
 
 
 def bad(run: Path) -> list[tuple[tuple[str, ...], int, str]]:
@@ -173,7 +205,8 @@ def bad(run: Path) -> list[tuple[tuple[str, ...], int, str]]:
     ]
 
 
-def test_what_cannot_be_predicted_is_refused_in_a_line_and_leaves_nothing(run: Path, capfd: Any) -> None:
+@pytest.mark.slow
+def test_what_cannot_be_predicted_is_refused_in_a_line_and_leaves_nothing(run: Path) -> None:
     for arguments, code, text in bad(run):
         done = mpirun(1, "-m", "mpitrain", "predict", *arguments, cwd=run)
         assert done.rc == code and len(done.error_lines) == 1 and text in done.error_lines[0], (arguments, done)

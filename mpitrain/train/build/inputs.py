@@ -98,13 +98,15 @@ def locate(path: str, folder: Path) -> Path | str:
 
 
 def open_inputs(description: dict[str, Any], *, validation: float | str, seed: int, block: int | None = None, stride: int = 1,
-                transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
+                transform: Asked = (), target_transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
     """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
     dataset = data.Dataset(description["training"])
     other = data.Dataset(description["validation"]) if "validation" in description else None
-    transforms = data.Transforms(transform, folder)
+    transforms = data.Transforms(transform, folder, target_transform)
     if dataset.kind == ROWS:
         return Inputs(dataset, range(len(dataset)), None, range(0), transforms, token_rows=block is not None)
+    if target_transform and dataset.kind != "regression":
+        raise ConfigError(f"data.target_transform is for regression, and these data are for {dataset.kind}; leave it empty")
     functions = data.augmentations(augment, folder)
     if dataset.kind == "tokens":
         if block is None:
