@@ -111,7 +111,7 @@ class Graph:
     def add(self, one: Any, inputs: list[str], output: str) -> None:
         self.node("Add", inputs, output)
 
-    def pointwise(self, one: Any, inputs: list[str], output: str) -> None:
+    def relu(self, one: Any, inputs: list[str], output: str) -> None:
         self.node("Relu", inputs[:1], output)
 
     def subsample(self, one: Any, inputs: list[str], output: str) -> None:

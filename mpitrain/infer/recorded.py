@@ -23,7 +23,7 @@ from mpitrain.autograd import Context, Operation, Tensor, Value, no_grad, record
 from mpitrain.backend import Array
 from mpitrain.infer.prepared import Packed, prepared
 from mpitrain.nn import Module
-from mpitrain.ops.activation import Pointwise
+from mpitrain.ops.activation import Relu
 from mpitrain.ops.conv import Conv2d
 from mpitrain.ops.elementwise import Add
 from mpitrain.ops.linalg import Linear
@@ -33,7 +33,6 @@ from mpitrain.shrink.fold import folded
 MOST_KEPT = 32                            # lists: of the shapes that came last
 FRESH = (Add, Conv2d, Linear)             # what they give is memory of its own, in which ReLU may be computed
 NEAR = 1e-3                               # norms that are folded change less than this part of the largest output
-RELU = {"activation": "relu"}
 
 
 class Plain(Context):
@@ -154,7 +153,7 @@ class Calls:
             function = function or partial(one.function.forward, Plain(one.function, np, (False,) * len(one.inputs)),
                                            **one.attributes)
             x = one.inputs[0]
-            if (one.function is Pointwise and one.attributes == RELU and isinstance(x, Value) and makers.get(x.number) in FRESH
+            if (one.function is Relu and isinstance(x, Value) and makers.get(x.number) in FRESH
                     and users[x.number] == 1):
                 function = _relu_inside
             inputs, outputs = [self._place(value) for value in given_to], [self._place(value) for value in one.outputs]
