@@ -41,7 +41,7 @@ MODELS = {"mlp": (["model.inputs=784", "model.hidden=[512,512]", "model.outputs=
 
 def made(name: str) -> TrainedModel:
     """The model with random values in all that a norm divides by, as a run would leave them."""
-    config = load_config(None, [f"model.name={name}", *MODELS[name][0]])
+    config = load_config(None, [f"model.name={name}", "data.transform=[]", *MODELS[name][0]])
     if name != "mlp":                             # the built-in run's keys are the mlp's
         config.model.arguments.clear()
     model = make_model(config)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 from launch import Result, mpirun
 
 import mpitrain
-from mpitrain.errors import ShapeError, UsageError
+from mpitrain.errors import ShapeError, StorageError, UsageError
+from mpitrain.infer import output
 from mpitrain.train.build.saved import load
 
 KEYS = ("train.steps=12", "train.eval_every=4", "checkpoint.every=4", "checkpoint.keep=3", "data.transform=scale")
@@ -170,6 +173,29 @@ def test_outputs_have_the_units_of_the_targets_again(run: Path) -> None:
         mpitrain.load(run / "run").predict(np.zeros((1, 64)), inverse=True)
     with pytest.raises(UsageError, match="trained with a loss of classes"):
         model.predict(x, "classes")
+
+
+def test_rows_that_are_not_finite_are_predicted_and_counted(run: Path) -> None:
+    x = np.ones((130, 64), np.float32)
+    x[3, 5], x[70, 0], x[129] = np.nan, np.inf, -np.inf
+    np.savez(run / "nan.npz", x=x)
+    (run / "nan.h5").write_text("an older file")
+    done = said(predict(run, 2, "nan.npz", "nan.h5", "--overwrite"))
+    found = values(run / "nan.h5")
+    assert (done["nonfinite_inputs"], done["nonfinite_outputs"]) == (3, int((~np.isfinite(found).all(axis=1)).sum()))
+    assert np.array_equal(found, mpitrain.load(run / "run").predict(x), equal_nan=True)
+    assert np.isnan(found[3]).any() and np.isfinite(found[[0, 4, 69, 71]]).all()
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    rows = output.Rows(run / "full.h5", (100, 10), "<f4", 64, "0" * 64, {})
+    with pytest.raises(StorageError, match="reserving space failed: .*ENOSPC.*; free some space, or choose another --out"):
+        output.begin(rows, resume=False)
+    assert not list(run.glob("full*"))
 
 
 def bad(run: Path) -> list[tuple[tuple[str, ...], int, str]]:
