@@ -12,14 +12,21 @@ static int (*const NAME(gradient_of)[])(const T *, const T *, T *, T *, i64, i64
 void NAME(product)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term, i64 b_term,
                    i64 b_column)
 {
-    NAME(multiply)(a, b, bias, c, work, m, n, k, a_row, a_term, b_term, b_column, NULL);
+    NAME(multiply)(a, b, NULL, bias, c, work, m, n, k, a_row, a_term, b_term, b_column, NULL);
 }
 
 /* Where `slope` is not NULL it takes the derivative of f. */
 void NAME(linear)(const T *x, const T *w, const T *bias, T *y, T *slope, T *work, i64 m, i64 n, i64 k, i64 activation)
 {
     NAME(Finish) f = {NAME(value_of)[activation], slope ? NAME(value_and_slope_of)[activation] : NULL, y};
-    NAME(multiply)(x, w, bias, slope ? slope : y, work, m, n, k, k, 1, 1, k, activation ? &f : NULL);
+    NAME(multiply)(x, w, NULL, bias, slope ? slope : y, work, m, n, k, k, 1, 1, k, activation ? &f : NULL);
+}
+
+/* The same without a slope, for a w that `pack` has packed. */
+void NAME(linear_packed)(const T *x, const T *packed, const T *bias, T *y, T *work, i64 m, i64 n, i64 k, i64 activation)
+{
+    NAME(Finish) f = {NAME(value_of)[activation], NULL, y};
+    NAME(multiply)(x, NULL, packed, bias, y, work, m, n, k, k, 1, 1, k, activation ? &f : NULL);
 }
 
 static void NAME(sum_rows)(const T *g, T *restrict sums, i64 rows, i64 n)
@@ -37,6 +44,6 @@ void NAME(linear_gradients)(const T *g, const T *kept, const T *x, const T *w, T
     else if (kept) NAME(gradient_of)[activation](kept, g, made, NULL, 1, m * n);
     else if (by_bias) NAME(sum_rows)(g, by_bias, m, n);
     const T *from = kept ? made : g;
-    if (by_x) NAME(multiply)(from, w, NULL, by_x, work, m, k, n, n, 1, k, 1, NULL);
-    if (by_w) NAME(multiply)(from, x, NULL, by_w, work, n, k, m, 1, n, k, 1, NULL);
+    if (by_x) NAME(multiply)(from, w, NULL, NULL, by_x, work, m, k, n, n, 1, k, 1, NULL);
+    if (by_w) NAME(multiply)(from, x, NULL, NULL, by_w, work, n, k, m, 1, n, k, 1, NULL);
 }

@@ -130,31 +130,60 @@ static void NAME(finish)(const NAME(Finish) *f, T *c, i64 first, i64 count)
 
 #include "turned_product.h"
 
-/* Element (i, r) of a is a[i * a_row + r * a_term], (r, j) of b is b[r * b_term + j * b_column]; one step of each is 1. Rows
-   of c are contiguous. `work` holds product_work_bytes() bytes from a cache line on. */
-static void NAME(multiply)(const T *a, const T *b, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row, i64 a_term,
-                           i64 b_term, i64 b_column, const NAME(Finish) *f_of_c)
+/* The length of the blocks of b (k, n) along k and along n, but for the last ones. */
+INLINE i64 NAME(block_terms)(i64 k) { return even_parts(k, TERMS, GROUP); }
+INLINE i64 NAME(block_columns)(i64 k, i64 n)
 {
-    T *left = work, *right = work + TERMS * ROWS;
+    return even_parts(n, PACKED_BYTES / (i64)sizeof(T) / NAME(block_terms)(k) / WIDTH * WIDTH, WIDTH);
+}
+
+/* How many numbers `pack` writes. */
+i64 NAME(packed_numbers)(i64 n, i64 k)
+{
+    i64 most = NAME(block_columns)(k, n), whole = n / most;
+    return (whole * ((most + WIDTH - 1) / WIDTH) + (n - whole * most + WIDTH - 1) / WIDTH) * WIDTH * k;
+}
+
+/* All blocks of b (k, n), whose columns are the rows of w (n, k), packed one after another: what `multiply` takes as `ready`. */
+void NAME(pack)(const T *w, T *to, i64 n, i64 k)
+{
+    i64 size = NAME(block_terms)(k), most = NAME(block_columns)(k, n);
+    for (i64 j0 = 0; j0 < n; j0 += most) for (i64 r0 = 0; r0 < k; r0 += size) {
+        i64 columns = least(n - j0, most), terms = least(k - r0, size);
+        NAME(pack_columns)(w + r0 + j0 * k, 1, k, terms, columns, to);
+        to += (columns + WIDTH - 1) / WIDTH * WIDTH * terms;
+    }
+}
+
+/* Element (i, r) of a is a[i * a_row + r * a_term], (r, j) of b is b[r * b_term + j * b_column]; one step of each is 1. Rows
+   of c are contiguous. `work` holds product_work_bytes() bytes from a cache line on. Where `ready` is not NULL it has the blocks
+   of b, packed, and b is not looked at. */
+static void NAME(multiply)(const T *a, const T *b, const T *ready, const T *bias, T *c, T *work, i64 m, i64 n, i64 k, i64 a_row,
+                           i64 a_term, i64 b_term, i64 b_column, const NAME(Finish) *f_of_c)
+{
+    T *left = work, *right = ready ? (T *)ready : work + TERMS * ROWS;
     for (i64 i = 0; i < m * n && k <= 0; i++) c[i] = bias ? bias[i % n] : 0;
     if (k <= 0 && f_of_c) NAME(finish)(f_of_c, c, 0, m * n);
     if (k <= 0) return;
-    if (NAME(turns)(m, n, k, b_term)) {
+    if (!ready && NAME(turns)(m, n, k, b_term)) {
         NAME(multiply_turned)(a, b, bias, c, work, m, n, k, a_row, a_term, b_column);
         if (f_of_c) NAME(finish)(f_of_c, c, 0, m * n);
         return;
     }
-    i64 size = even_parts(k, TERMS, GROUP), most = even_parts(n, PACKED_BYTES / (i64)sizeof(T) / size / WIDTH * WIDTH, WIDTH);
+    i64 size = NAME(block_terms)(k), most = NAME(block_columns)(k, n);
     for (i64 j0 = 0; j0 < n; j0 += most) for (i64 r0 = 0; r0 < k; r0 += size) {
         i64 columns = least(n - j0, most), terms = least(k - r0, size), rows;
         const T *added = bias && r0 + terms == k ? bias + j0 : NULL;
-        const T *block = b + r0 * b_term + j0 * b_column;
-        i64 by_tiles = b_column != 1 || m < ROWS ? 0 : columns % LANES ? columns / WIDTH * WIDTH : columns;
-        NAME(pack_columns)(block + by_tiles * b_column, b_term, b_column, terms, columns - by_tiles, right + by_tiles * terms);
+        i64 whole = (columns + WIDTH - 1) / WIDTH * WIDTH * terms;                   /* numbers of the block, packed */
+        const T *block = ready ? right : b + r0 * b_term + j0 * b_column;
+        i64 by_tiles = ready || b_column != 1 || m < ROWS ? 0 : columns % LANES ? columns / WIDTH * WIDTH : columns;
+        if (!ready) NAME(pack_columns)(block + by_tiles * b_column, b_term, b_column, terms, columns - by_tiles,
+                                       right + by_tiles * terms);
         i64 r1 = r0 + terms < k ? r0 + terms : 0, j1 = r1 ? j0 : j0 + columns;       /* the next block */
         i64 next_columns = j1 < n ? least(n - j1, most) : 0, next_terms = least(k - r1, size);
-        const T *next = b + r1 * b_term + j1 * b_column;
-        Ahead of_b = b_column == 1 ? look_ahead(next, sizeof(T), b_term, next_terms, next_columns)
+        const T *next = ready ? right + whole : b + r1 * b_term + j1 * b_column;
+        Ahead of_b = ready ? look_ahead(next, 1, LINE, (next_columns + WIDTH - 1) / WIDTH * WIDTH * next_terms * sizeof(T) / LINE, 1)
+                   : b_column == 1 ? look_ahead(next, sizeof(T), b_term, next_terms, next_columns)
                                    : look_ahead(next, sizeof(T), b_column, next_columns, next_terms);
         Ahead of_a = {0};
         for (i64 i = 0; i < m; i += rows) {
@@ -180,6 +209,7 @@ static void NAME(multiply)(const T *a, const T *b, const T *bias, T *c, T *work,
             }
             if (f_of_c && r0 + terms == k && columns == n) NAME(finish)(f_of_c, c, i * n, rows * n);
         }
+        if (ready) right += whole;
     }
     if (f_of_c && most < n) NAME(finish)(f_of_c, c, 0, m * n);     /* pieces of rows took longer than a pass over all */
 }

@@ -69,7 +69,7 @@ def test_files_that_cannot_be_decoded_without_a_word(tmp_path: Path, monkeypatch
     monkeypatch.setattr(gzip, "decompress", lambda data: raises(EOFError()))
     for read, name, message in (
             (lambda path: images.decode_image(path, None), "a.png", "cannot be decoded as an image: ValueError"),
-            (importers._load_numpy, "a.npz", "cannot be read as NPZ or NPY: EOFError"),
+            (importers.load_numpy, "a.npz", "cannot be read as NPZ or NPY: EOFError"),
             (importers.read_bytes, "a.gz", "is not a complete gzip file: EOFError")):
         with pytest.raises(DataError) as caught:
             read(tmp_path / name)

@@ -48,6 +48,7 @@ class DataConfig:
     y: str = ""
     validation: float | str = 0.2            # a share, "tail:0.2", or a path; 0 for none
     transform: tuple[str | dict[str, Any], ...] = ()           # names, or tables of a name and its arguments
+    target_transform: tuple[str | dict[str, Any], ...] = ()    # of regression targets; each can be undone
     augment: tuple[str | dict[str, Any], ...] = ()
     stride: int = 1
     drop_last: bool = True

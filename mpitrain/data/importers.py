@@ -34,7 +34,7 @@ def read_bytes(path: Path) -> bytes:
         raise DataError(f"is not a complete gzip file: {text_of(error)}", file=path) from None
 
 
-def _decoded(data: bytes, source: Path, cure: str = "") -> str:
+def decoded(data: bytes, source: Path, cure: str = "") -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -53,7 +53,7 @@ def import_text(source: Path | str, out: Path | str, *, level: str = "char", ove
     if level == "byte":
         vocabulary = [chr(b) if 32 <= b < 127 else f"\\x{b:02x}" for b in range(256)]
         return write_shards(out, np.frombuffer(data, np.uint8), kind="tokens", vocabulary=vocabulary, overwrite=overwrite)
-    text = _decoded(data, source, "; convert the text (iconv) or import it with --level byte")
+    text = decoded(data, source, "; convert the text (iconv) or import it with --level byte")
     codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
     known, tokens = np.unique(codes, return_inverse=True)
     numbers = tokens.astype(np.min_scalar_type(len(known) - 1))
@@ -118,7 +118,7 @@ def import_npz(source: Path | str, out: Path | str, *, targets: Path | str | Non
     """
     source, out = Path(source), Path(out)
     refuse_existing(out, overwrite)
-    loaded = _load_numpy(source)
+    loaded = load_numpy(source)
     if isinstance(loaded, dict):
         x = x or ("x" if "x" in loaded or len(loaded) != 1 else next(iter(loaded)))
         y = y or ("y" if "y" in loaded else None)
@@ -128,7 +128,7 @@ def import_npz(source: Path | str, out: Path | str, *, targets: Path | str | Non
                                 file=source, dataset=name)
         inputs, wanted = loaded[x], loaded[y] if y else None
     else:
-        inputs, wanted = loaded, _load_numpy(Path(targets)) if targets is not None else None
+        inputs, wanted = loaded, load_numpy(Path(targets)) if targets is not None else None
     if isinstance(wanted, dict):
         raise DataError("targets beside an NPY file come from another NPY file", file=targets)
     if inputs.ndim == 0:
@@ -146,16 +146,16 @@ def import_npz(source: Path | str, out: Path | str, *, targets: Path | str | Non
     return write_shards(out, inputs, wanted, kind="regression", overwrite=overwrite)
 
 
-def _load_numpy(path: Path) -> Any:
+def load_numpy(path: Path, gone: str = GONE, denied: str = DENIED) -> Any:
     """An array, or a dict of arrays; pickles are never loaded."""
     try:
         with open(path, "rb") as file:                 # np.load leaves the file open when the archive is broken.
             loaded = np.load(file, allow_pickle=False)
             return loaded if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
     except FileNotFoundError:
-        raise MissingError(GONE, file=path) from None
+        raise MissingError(gone, file=path) from None
     except PermissionError:
-        raise AccessError(DENIED, file=path) from None
+        raise AccessError(denied, file=path) from None
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, OSError) as error:
         said = ' '.join(text_of(error).split())
         if "pickle" in said:                              # so NumPy takes whatever it does not know
@@ -172,7 +172,7 @@ def import_csv(source: Path | str, out: Path | str, *, label: str | int = -1, ki
     """
     source, out = Path(source), Path(out)
     refuse_existing(out, overwrite)
-    lines = [line for line in csv.reader(_decoded(read_bytes(source), source).splitlines()) if line]
+    lines = [line for line in csv.reader(decoded(read_bytes(source), source).splitlines()) if line]
     if not lines:
         raise DataError("the table is empty", file=source)
     column = _label_column(lines[0], label, source)

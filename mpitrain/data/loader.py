@@ -64,7 +64,7 @@ class SampleReader:
         x = self.transforms(x)
         if self.dtype is not None:
             check_exact(x, rows, source, x_name, self.dtype)
-        return x, y
+        return x, self.transforms.of_targets(y)
 
 
 class Loader:

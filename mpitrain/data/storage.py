@@ -15,7 +15,7 @@ import socket
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -262,5 +262,5 @@ class InlineReader:
         return len(self.sums)
 
 
-READERS: dict[str, type[ContiguousReader] | type[ChunkedReader] | type[InlineReader]] = {
+READERS: dict[str, Callable[[File, dict[str, Any]], Reader]] = {
     "contiguous": ContiguousReader, "chunked": ChunkedReader, "inline": InlineReader}

@@ -28,6 +28,7 @@ Keys = NDArray[np.uint64]
 Augmentation = Callable[[Values, Keys], Values]
 Asked = str | Sequence[str | dict[str, Any]] | None              # names, or tables of a name and its arguments
 
+OF_TARGETS = "target."   # names of what targets' transforms have learned begin so
 FIT_ROWS = 4096          # Statistics take rows in blocks of one size, so that they depend on the split alone.
 
 
@@ -41,6 +42,10 @@ class Transform:
 
     def __call__(self, x: Values) -> Values:
         raise TypeError(f"{type(self).__name__} does not say what it does to x")
+
+    def inverse(self, y: Values) -> Values:
+        """What gives y, of the dtype of y. NotImplementedError where that is not known: then it transforms no targets."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Values]:
         return {name: getattr(self, name) for name in self.learned}
@@ -89,6 +94,10 @@ class Scale(Transform):
         out: Values = x / x.dtype.type(self.largest)
         return out
 
+    def inverse(self, y: Values) -> Values:
+        out: Values = y * y.dtype.type(self.largest)
+        return out
+
 
 @TRANSFORMS.register("standardise")
 class Standardise(Transform):
@@ -128,6 +137,15 @@ class Standardise(Transform):
         out: Values = (x - self.mean.astype(x.dtype)) / self.deviation.astype(x.dtype)
         return out
 
+    def inverse(self, y: Values) -> Values:
+        assert self.mean is not None and self.deviation is not None, "standardise is used before fit or load_state_dict"
+        if self.mean.size not in (1, y[0].size) and y.ndim != 4:
+            raise ShapeError(f"standardise has learned {self.mean.shape} of the training targets, and a row to be undone is "
+                             f"{y.shape[1:]}; it is undone for outputs of the targets' shape")
+        across = self.mean.shape if y.ndim == 4 else y.shape[1:] if self.mean.size > 1 else ()
+        out: Values = y * self.deviation.astype(y.dtype).reshape(across) + self.mean.astype(y.dtype).reshape(across)
+        return out
+
 
 class PlainFunction(Transform):
     """A user's `f(x)` as a transform without state."""
@@ -140,15 +158,28 @@ class PlainFunction(Transform):
 
 
 class Transforms:
-    """The transforms of `data.transform`, applied in the order of their names. Empty: x goes through as it is."""
+    """The transforms of `data.transform`, applied in the order of their names. Empty: x goes through as it is.
 
-    def __init__(self, asked: Asked = None, folder: Path | None = None):
-        entries = _entries(asked, "data.transform")
-        self.names = [name for name, _ in entries]
+    `targets` are those of `data.target_transform`, which can all be undone; None where there are none.
+    """
+
+    def __init__(self, asked: Asked = None, folder: Path | None = None, targets: Asked = None, *, key: str = "data.transform"):
+        entries = _entries(asked, key)
+        self.names, self.key = [name for name, _ in entries], key
         self.parts = [_transform(name, arguments, folder) for name, arguments in entries]
+        self.targets = Transforms(targets, folder, key="data.target_transform") if targets else None
+        for name, part in zip(self.targets.names, self.targets.parts) if self.targets is not None else ():
+            if type(part).inverse is Transform.inverse:
+                raise ConfigError(f'data.target_transform "{name}" cannot be undone; take one that has `inverse`, such as '
+                                  '"standardise"')
 
     def fit(self, source: Source, rows: Index) -> None:
         """Learn the statistics from `rows` (the training split), each transform from the output of those before it."""
+        self._fit(source, rows, 0)
+        if self.targets is not None:
+            self.targets._fit(source, rows, 1)
+
+    def _fit(self, source: Source, rows: Index, label: int) -> None:
         for i, part in enumerate(self.parts):
             if type(part).fit is Transform.fit:
                 continue
@@ -156,30 +187,44 @@ class Transforms:
             def blocks(done: int = i) -> Any:
                 for start in range(0, len(rows), FIT_ROWS):
                     chunk = np.asarray(rows[start:start + FIT_ROWS], np.int64)
-                    x = source.read(chunk)[0]
-                    check_finite(x, chunk, source, source.names[0])
+                    x = source.read(chunk)[label]
+                    check_finite(x, chunk, source, source.names[label])
                     yield self(x, done)
-            call(part.fit, f'data.transform "{self.names[i]}"', {}, blocks)
+            call(part.fit, f'{self.key} "{self.names[i]}"', {}, blocks)
 
     def __call__(self, x: Values, stop: int | None = None) -> Values:
         """`x` after the first `stop` transforms, or all."""
         for name, part in zip(self.names[:stop], self.parts):
-            x = rows_alike(part, f'data.transform "{name}"', x)
+            x = rows_alike(part, f'{self.key} "{name}"', x)
         return x
+
+    def of_targets(self, y: Values) -> Values:
+        return y if self.targets is None else self.targets(y)
+
+    def inverse(self, y: Values) -> Values:
+        """Undoes all transforms, the last one first."""
+        for part in reversed(self.parts):
+            y = part.inverse(y)
+        return y
 
     def state_dict(self) -> dict[str, Values]:
         """``"0.standardise.mean"`` -> array: plain named arrays, for the checkpoint and for the other ranks."""
-        return {f"{i}.{name}.{key}": value for i, (name, part) in enumerate(zip(self.names, self.parts))
-                for key, value in part.state_dict().items()}
+        own = {f"{i}.{name}.{key}": value for i, (name, part) in enumerate(zip(self.names, self.parts))
+               for key, value in part.state_dict().items()}
+        others = {} if self.targets is None else self.targets.state_dict()
+        return own | {f"{OF_TARGETS}{key}": value for key, value in others.items()}
 
     def load_state_dict(self, state: dict[str, Values]) -> None:
         left = dict(state)
+        if self.targets is not None:
+            of_targets = [key for key in left if key.startswith(OF_TARGETS)]
+            self.targets.load_state_dict({key[len(OF_TARGETS):]: left.pop(key) for key in of_targets})
         for i, (name, part) in enumerate(zip(self.names, self.parts)):
             prefix = f"{i}.{name}."
             part.load_state_dict({key[len(prefix):]: left.pop(key) for key in list(left) if key.startswith(prefix)})
         if left:
             raise CheckpointError(f"the checkpoint's data transforms ({', '.join(sorted(left))}) are not those of this run "
-                                  f"({', '.join(self.names) or 'none'}); keep data.transform as it was")
+                                  f"({', '.join(self.names) or 'none'}); keep {self.key} as it was")
 
 
 def _entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:

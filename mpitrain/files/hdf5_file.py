@@ -57,6 +57,17 @@ def lay_out(arrays: Mapping[str, np.ndarray], attributes: Mapping[str, str] = Ma
     return [*chunks, headers.read_at(position, headers.size - position)], offsets
 
 
+def lay_out_rows(name: str, shape: Sequence[int], dtype: Any, attributes: Mapping[str, str]
+                 ) -> tuple[list[tuple[int, bytes]], int, int]:
+    """A file with one dataset whose values come later: (place, bytes) of what stands around them, where they begin, and the
+    file's size."""
+    values = np.broadcast_to(np.zeros((), dtype), tuple(shape))
+    offsets, headers = _places({name: values}, attributes)
+    start = offsets[name]
+    end = start + values.size * values.itemsize
+    return [(0, headers.read_at(0, start)), (end, headers.read_at(end, headers.size - end))], start, headers.size
+
+
 def _read_again(path: Path, chunks: Sequence[bytes | memoryview]) -> str:
     """SHA-256 of the file, read again after writing: it must hold these chunks and nothing else."""
     digest, block, position = hashlib.sha256(), memoryview(bytearray(BLOCK)), 0

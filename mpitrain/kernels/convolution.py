@@ -208,3 +208,22 @@ convolve_adjoint = _kernel("convolve_adjoint", _adjoint, "adjoint", FORWARD, run
 kernel_gradient = _kernel("kernel_gradient", _kernel_gradient, "kernel_gradient", GRADIENT, run_gradient)
 """weight (O, C/groups, kh, kw) from (x, y, window, groups, out=None, bias_of=""), in `out` where given; and what is added to each
 channel of "x" or "y", `bias_of`: its gradient, else None."""
+
+
+def prepared(shape: Shape, weight: Array, bias: Array | None, window: Window, groups: int) -> Callable[[Array], Array] | None:
+    """`convolve` of images of one shape, dtype and kernel, as a function of the images; None where nothing is compiled for it."""
+    version = convolve.host()
+    if version is None or 0 in weight.shape or 0 in shape:
+        return None
+    function, weight, bias = version.args[0], packed(weight), packed(bias)            # type: ignore[attr-defined]
+    made = (shape[0], len(weight), *window.outputs(*shape[2:]))
+    geometry, wanted = _geometry(function, "forward", shape, made, weight.shape, None if bias is None else bias.shape, window,
+                                 groups, weight.dtype)
+
+    def run(x: Array) -> Array:
+        if x.shape != shape:
+            misfit("a prepared convolution", x, weight)
+        y = np.empty(made, x.dtype)
+        _call(function, (packed(x), weight, bias, y), geometry, wanted)
+        return y
+    return run

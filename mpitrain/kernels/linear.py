@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 
 from mpitrain.backend.namespace import Array, array_module
+from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.library import CFunction, Scratch, host
+from mpitrain.kernels.library import LINE, CFunction, Scratch, bind, host
 from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.product import KINDS, LEAST_COLUMNS, LEAST_ROWS, LEAST_WORK, is_fast, one_thread, work_bytes
 from mpitrain.kernels.sums import EXACT, sum_rows
@@ -86,6 +90,51 @@ def _gradients_host(call: CFunction, grad: Array, kept: Array | None, x: Array, 
 def _memory_for(out: Array | None, dtype: Any) -> Array | None:
     """The memory that C writes instead of `out`: `out` itself, unless it has another dtype or gaps."""
     return out if out is None or (out.dtype == dtype and out.flags.carray) else np.empty(out.shape, dtype)
+
+
+def pack(weight: Array) -> Array | None:
+    """A weight (N, K) as `packed_layer` takes it, a little more memory than its own; None without a compiler."""
+    found = _packing(weight.dtype.name) if weight.dtype in KINDS and weight.flags.c_contiguous else None
+    if found is None:
+        return None
+    numbers, into, _ = found
+    made = _on_a_line(numbers(*weight.shape), weight.dtype)
+    into(weight, made, *weight.shape)
+    return made
+
+
+def packed_layer(rows: int, shape: tuple[int, ...], packed: Array, bias: Array | None,
+                 activation: Activation | None) -> Callable[[Array], Array] | None:
+    """`linear` without a gradient, for x (rows, K) and the packed weight of `shape` (N, K), of the same bits; None where C has
+    not the activation."""
+    found, (n, k), number = _packing(packed.dtype.name), shape, 0 if activation is None else activation.number
+    if found is None or activation is not None and IN_C.get(number) is not activation:
+        return None
+    run, added = found[2], None if bias is None else np.ascontiguousarray(bias, packed.dtype)
+
+    def layer(x: Array) -> Array:
+        y = np.empty((rows, n), x.dtype)
+        run(x, packed, added, y, _scratch.room(work_bytes()), rows, n, k, number)
+        return y
+    return layer
+
+
+@cache
+def _packing(dtype: str) -> tuple[Callable[..., int], Callable[..., None], Callable[..., None]] | None:
+    """How many numbers a packed weight has, what packs it, and the layer."""
+    library, into = load("product"), bind("product", "pack", "X:nk X! in ik")
+    run = bind("product", "linear_packed", "X:mk X X?:n X!:mn M! im in ik i")
+    if library is None or into is None or run is None:
+        return None
+    numbers = getattr(library, f"packed_numbers_{dtype}")
+    numbers.argtypes, numbers.restype = [ctypes.c_int64] * 2, ctypes.c_int64
+    return numbers, into, run
+
+
+def _on_a_line(numbers: int, dtype: Any) -> Array:
+    """Memory for so many numbers that begins with a cache line."""
+    raw = np.empty(numbers * dtype.itemsize + LINE, np.uint8)
+    return raw[-raw.ctypes.data % LINE:][:numbers * dtype.itemsize].view(dtype)
 
 
 _scratch = Scratch()                            # C packs the blocks of a product here.

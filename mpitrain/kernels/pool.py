@@ -206,3 +206,19 @@ subsample = Kernel("subsample", _subsample, _subsample_host, _subsample_host.loo
 subsample_gradient = Kernel("subsample_gradient", _subsample_gradient, _subsample_gradient_host,
                             _subsample_gradient_host.loop("pool"))
 """(N, C, H, W) from (gradient of that, shape of x, stride, before)."""
+
+
+def prepared_maximum(shape: tuple[int, ...], dtype: Any, rows: Side, columns: Side, relu: bool = False) -> Any:
+    """The largest values of windows of images of one shape and dtype, as a function of the images; None where nothing is compiled
+    for them."""
+    version = window_maximum.host()
+    if version is None or 0 in shape or shape[2:] != (rows.size, columns.size) or min(rows.narrowest, columns.narrowest) < 1:
+        return None
+    function, made = version.args[0], (*shape[:2], rows.count, columns.count)         # type: ignore[attr-defined]
+    where, rest = np.empty(made, np.int32), (*rows.bounds, *columns.bounds, *_sizes(shape[0] * shape[1], rows, columns), relu)
+
+    def run(x: Array) -> Array:
+        y = np.empty(made, dtype)
+        function(packed(x), y, where, *rest)
+        return y
+    return run

@@ -118,7 +118,7 @@ def open_data(config: Config) -> Inputs:
     d = config.data
     return open_inputs(describe_files(d.path, d.validation, config.folder, d.x, d.y), validation=d.validation,
                        seed=config.run.seed, block=config.model.arguments.get("block"), stride=d.stride,
-                       transform=d.transform, augment=d.augment, folder=config.folder)
+                       transform=d.transform, target_transform=d.target_transform, augment=d.augment, folder=config.folder)
 
 
 def bytes_line(stages: Sequence[Placement], optimizer: Optimizer) -> str:

@@ -24,14 +24,20 @@ from mpitrain.run.session import Session, n_virtual
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import local_rank
 from mpitrain.train.build.from_config import make_loss, make_model
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.saved import USE
 from mpitrain.train.build.trial import try_samples
 from mpitrain.train.evaluate import Evaluator
+
+__all__ = ["USE", "InUse", "evaluate", "put_to_use"]
 
 
 @dataclass(frozen=True)
 class InUse:
     """This rank's part of a saved model, ready to compute outputs; `inference.run` gives them, on the last stage."""
 
+    found: Checkpoint
+    inputs: Inputs
     inference: Inference
     placement: Placement
     context: ParallelContext
@@ -53,7 +59,7 @@ def put_to_use(config: Config, session: Session, found: Checkpoint) -> InUse:
                   control=session.control, policy=policy)
     state.restore(found)
     feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
-    return InUse(Inference(context.stage, feed, context.neighbours), placement, context, policy, state)
+    return InUse(found, session.inputs, Inference(context.stage, feed, context.neighbours), placement, context, policy, state)
 
 
 def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
@@ -65,8 +71,8 @@ def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
     with guard.symmetric():
         used = put_to_use(config, session, found)
         loss = used.context.loss(make_loss(config, session.inputs.tokens))
-        n_classes, ignore, _ = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
-        read, n_chunks = session.inputs.chunks(n_classes, ignore, used.policy.layout.dtype)
+        tried = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
+        read, n_chunks = session.inputs.chunks(tried.n_classes, tried.ignore, used.policy.layout.dtype)
         if not n_chunks:
             raise UsageError("this run has no validation data; give some: data.validation=PATH")
     metrics = Evaluator(used.inference, loss, read, n_chunks, used.context, cuts_parameters=used.policy.cuts_parameters,

@@ -44,6 +44,7 @@ from mpitrain.train.observers.stragglers import Stragglers
 from mpitrain.train.observers.time_left import TimeLeft, end_of_time
 
 if TYPE_CHECKING:
+    from mpitrain.run.evaluating import InUse
     from mpitrain.run.survivors import Survivors
 
 
@@ -88,15 +89,16 @@ class Run(AbstractContextManager["Run"]):
 
     @classmethod
     def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False,
-               parser: Popen[bytes] | None = None) -> Run:
+               parser: Popen[bytes] | None = None, look: Callable[[], Any] | None = None) -> Run:
         """The run of all ranks of the job; it starts MPI. Ranks are watched (`train.stall_s`) if `process` runs the program.
-        `parser` is that of `files.parser`, if rank 0 has started one before its imports."""
+        `parser` is that of `files.parser`, if rank 0 has started one before its imports. `look` describes, on rank 0, other data
+        than the configuration's."""
         keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
         if process is not None and process.runs and process.pulse is NOBODY and started() is None:
             process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
         if config.train.on_lost != "stop":
             set_for_survivors(os.environ)
-        files = before_mpi(lambda: look_at_files(config, parser))
+        files = before_mpi(look or (lambda: look_at_files(config, parser)))
         comm = start().comm
         if process is not None:
             process.pulse.started()
@@ -277,6 +279,18 @@ class Run(AbstractContextManager["Run"]):
                 raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
         on_first(control, end)
         return Trained(job.plan.steps, metrics, hashes)
+
+    @contextmanager
+    def use(self, source: Path, step: int | str | None = None) -> Iterator[InUse]:
+        """This rank's part of the model of a checkpoint of the run in the folder `source`, on the ranks of this one; errors
+        inside end the job as those of a method do. It communicates."""
+        from mpitrain.run import evaluating
+        with self._at_work():
+            session = self._open()
+            found = store.chosen(source / "checkpoints", step, session.control, evaluating.USE)
+            with guard.symmetric():
+                used = evaluating.put_to_use(self.config, session, found)
+            yield used
 
     def evaluate(self, source: Path, step: int | str | None = None) -> Evaluated:
         """The metrics, on the validation data, of a checkpoint of the run in the folder `source`: of the newest one, of that of a

@@ -60,8 +60,8 @@ class Session:
         self.files = on_first(control, files)
         with guard.symmetric():
             self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,
-                                      block=config.model.arguments.get("block"), transform=d.transform, augment=d.augment,
-                                      folder=config.folder)
+                                      block=config.model.arguments.get("block"), transform=d.transform,
+                                      target_transform=d.target_transform, augment=d.augment, folder=config.folder)
 
     def told_once(self, said: Sequence[str]) -> list[str]:
         """The ranks' texts, each once. It communicates."""

@@ -29,6 +29,7 @@ class Inference:
 
     def __init__(self, stage: Stage, feed: Feed, neighbours: Neighbours | None = None):
         self.stage, self.feed, self.neighbours = stage, feed, neighbours
+        self.forwards: list[Any] = list(stage.chunks)      # what computes each chunk's output; it may be exchanged
 
     def run(self, batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Tensor, Any]]:
         """(output, y) for each host batch (x, y), without gradients, on ranks of the last stage; others yield nothing.
@@ -59,7 +60,7 @@ class Inference:
             assert neighbours is not None
             neighbours.expect_forward(virtual, number, len(x), wait=True)
             given = Tensor(self.feed.device.put(neighbours.take("F", virtual, number)))
-        output: Tensor = self.stage.chunks[chunk](given)
+        output: Tensor = self.forwards[chunk](given)
         if virtual < self.stage.n_virtual - 1:
             assert neighbours is not None
             neighbours.send_forward(output, virtual, number, len(x))

@@ -25,7 +25,7 @@ def keys(**sections: str) -> frozenset[str]:
 
 
 ROWS = keys(                                     # These decide the order of the samples, or which rows train.
-    run="seed", model="block", data="validation transform augment stride drop_last", train="batch_size")
+    run="seed", model="block", data="validation transform target_transform augment stride drop_last", train="batch_size")
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
     model="name", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
@@ -38,8 +38,8 @@ FREE = keys(                                     # These change no result, or on
     mesh="pp dp ep cp tp schedule chunks stages plan sequence",
     comm="bucket_mb progress node_shared sharding", checkpoint="every keep best asynchronous on_error",
     log="every progress_s tensorboard observers")
-USER_CODE = ("model.name", "data.transform", "data.augment", "optimizer.name", "optimizer.schedule", "train.loss",
-             "mesh.schedule", "comm.algorithm", "comm.sharding")
+USER_CODE = ("model.name", "data.transform", "data.target_transform", "data.augment", "optimizer.name", "optimizer.schedule",
+             "train.loss", "mesh.schedule", "comm.algorithm", "comm.sharding")
 DATA, NUMERICS = "data", "numerics"              # `--change` calls the content of the data files so, and what bits depend on
 PROBES = 16                                      # learning rates of so many steps to come are compared
 

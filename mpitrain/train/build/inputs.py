@@ -20,6 +20,7 @@ from mpitrain.data.transforms import Asked
 from mpitrain.errors import ConfigError
 from mpitrain.models.registry import require_sizes
 
+ROWS = "rows"                            # the kind of data without targets (`data.unlabelled`)
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
 EVALUATION_TOKENS = 256 * 64             # tokens, so fewer rows of long windows: activations of 256 of 8192 tokens take gigabytes
 
@@ -34,10 +35,11 @@ class Inputs:
     validation_rows: data.Index
     transforms: data.Transforms
     augment: list[Any] = field(default_factory=list)
+    token_rows: bool = False                  # rows without targets are those of a language model
 
     @property
     def tokens(self) -> bool:
-        return self.training.kind == "tokens"
+        return self.training.kind == "tokens" or self.token_rows
 
     def fit(self, channel: Channel) -> None:
         """Statistics of the training rows, computed by rank 0 and sent to the others."""
@@ -96,11 +98,15 @@ def locate(path: str, folder: Path) -> Path | str:
 
 
 def open_inputs(description: dict[str, Any], *, validation: float | str, seed: int, block: int | None = None, stride: int = 1,
-                transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
+                transform: Asked = (), target_transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
     """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
     dataset = data.Dataset(description["training"])
     other = data.Dataset(description["validation"]) if "validation" in description else None
-    transforms = data.Transforms(transform, folder)
+    transforms = data.Transforms(transform, folder, target_transform)
+    if dataset.kind == ROWS:
+        return Inputs(dataset, range(len(dataset)), None, range(0), transforms, token_rows=block is not None)
+    if target_transform and dataset.kind != "regression":
+        raise ConfigError(f"data.target_transform is for regression, and these data are for {dataset.kind}; leave it empty")
     functions = data.augmentations(augment, folder)
     if dataset.kind == "tokens":
         if block is None:

@@ -65,7 +65,7 @@ def load(folder: str | os.PathLike[str], step: int | str | None = None, override
     found = store.chosen(path / "checkpoints", step, purpose=USE)
     model = make_model(config)
     model.initialize(config.run.seed, config.train.precision)
-    transforms = data.Transforms(config.data.transform, config.folder)
+    transforms = data.Transforms(config.data.transform, config.folder, config.data.target_transform)
     with no_grad():
         State(model, None, transforms).restore(found)
     return SavedModel(model.eval().requires_grad_(False), config, found.step, transforms, found.meta)

@@ -53,19 +53,7 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     x, y = inputs.try_some(ROWS if control is not None and is_own(loss) else 1)
     file = inputs.training.where(0)[0]
     placement.refuse_samples(x, y)
-    outputs: list[Tensor] = []
-    try:
-        call(lambda: outputs.extend(output for output, _ in inference.run([(x, y)])), "the model, run on one sample,", {})
-    except ShapeError as error:
-        cast = f", cast to {inference.feed.dtype}" if not inputs.tokens and x.dtype.kind in "biu" else ""
-        what = "what the stage before gives" if inference.stage.index else f"samples of shape {x.shape[1:]} ({x.dtype}{cast})"
-        advice = "" if ";" in error.message else "; change the model's sizes or the data"       # it may have some of its own
-        raise ShapeError(f"the model cannot take {what}: {with_place(error.message, layer_of(error))}{advice}",
-                         file=file) from error
-    for output in outputs:
-        if not isinstance(output, Tensor):
-            raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "
-                              "with mpitrain.ops, or methods of Tensor, on Tensors all the way, and return it")
+    outputs = outputs_of(inference, x, y, file)
     found = outputs[0].shape if outputs else None
     shape, host_y, y = output_shape(found), y, inference.feed.part(y)
     classes = loss.kind == "classes"
@@ -90,6 +78,25 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
                 on_first(control, scan)
         told = everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
     return Trial(n_classes, ignore, list(dict.fromkeys(filter(None, told))))
+
+
+def outputs_of(inference: Inference, x: Any, y: Any, file: str) -> list[Tensor]:
+    """The model's output for some samples of `file`, as a list of one, on ranks that have it; ShapeError where it cannot take
+    them."""
+    outputs: list[Tensor] = []
+    try:
+        call(lambda: outputs.extend(output for output, _ in inference.run([(x, y)])), "the model, run on one sample,", {})
+    except ShapeError as error:
+        cast = f", cast to {inference.feed.dtype}" if not inference.feed.tokens and x.dtype.kind in "biu" else ""
+        what = "what the stage before gives" if inference.stage.index else f"samples of shape {x.shape[1:]} ({x.dtype}{cast})"
+        advice = "" if ";" in error.message else "; change the model's sizes or the data"       # it may have some of its own
+        raise ShapeError(f"the model cannot take {what}: {with_place(error.message, layer_of(error))}{advice}",
+                         file=file) from error
+    for output in outputs:
+        if not isinstance(output, Tensor):
+            raise ConfigError(f"the model must return a Tensor, found {named(output)}: training needs its graph, so compute it "
+                              "with mpitrain.ops, or methods of Tensor, on Tensors all the way, and return it")
+    return outputs
 
 
 def layer_of(error: ShapeError) -> str:

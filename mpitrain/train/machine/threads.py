@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -45,6 +46,25 @@ def pin(threads: int, node: Sequence[Place] = ()) -> int:
     threadpool_limits(threads)
     one_thread.cache_clear()
     return threads
+
+
+def one_thread_inside() -> AbstractContextManager[None]:
+    """Linear algebra has one thread inside, and the bits of one, however many the program has."""
+    from mpitrain.kernels.product import one_thread
+    return nullcontext() if one_thread() else _one_thread()
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    from threadpoolctl import threadpool_limits
+
+    from mpitrain.kernels.product import one_thread
+    with threadpool_limits(1):
+        one_thread.cache_clear()
+        try:
+            yield
+        finally:
+            one_thread.cache_clear()
 
 
 def chosen(environment: Mapping[str, Any]) -> int:

@@ -1,0 +1,64 @@
+"""Rows without targets, for a trained model: from HDF5, a folder of shards, NPZ, NPY or CSV.
+
+The description has the form of `probe.describe`, with `kind` "rows" and y None, so a `Dataset` reads it.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from subprocess import Popen
+from typing import Any
+
+from mpitrain.data.found import BUILT_IN, check_file, find_files
+from mpitrain.data.manifest import MANIFEST, match_manifest
+from mpitrain.data.probe import Parser, check_agreement, sample_file
+from mpitrain.data.tables import TABLES, describe_table
+from mpitrain.errors import DataError, MissingError
+
+KIND = "rows"
+
+
+def describe_rows(path: Path | str, x: str | None = None, started: Popen[bytes] | None = None) -> dict[str, Any]:
+    """What the rows of a data file or folder are; rank 0 calls it before MPI starts.
+
+    `x` names the dataset of an HDF5 file, the array of an NPZ file, or columns of a CSV file, with commas between; without it the
+    only sensible choice is taken. `started` is what `files.parser.start_parser` gave, and is ended. Raises as `probe.describe`.
+    """
+    root = BUILT_IN.get(str(path)) or Path(path)
+    table = TABLES.get(root.suffix.lower())
+    with Parser(process=started) as parser:
+        shards = [describe_table(root, x, table)] if table else _shards(root, x, parser)
+    check_agreement(shards)
+    description: dict[str, Any] = {"path": str(path), "host": socket.gethostname(), "x": shards[0]["x"]["name"], "y": None,
+                                   "kind": KIND, "shards": shards, "vocabulary": None, "classes": None}
+    manifest = None if table else find_files(root)[1]
+    if manifest is not None:
+        match_manifest(description, manifest, root / MANIFEST)
+    for shard in shards:
+        if "sha256" not in shard["x"]:
+            shard["sample"], shard["sampled_among"] = sample_file(Path(shard["file"]), shard["size"], len(shards)), len(shards)
+    return description
+
+
+def _shards(root: Path, x: str | None, parser: Parser) -> list[dict[str, Any]]:
+    files, manifest = _named(lambda: find_files(root))
+    x, shards = x or (manifest["x"] if manifest is not None else None), []
+    for file in files:
+        size, changed = check_file(file)
+        name = x
+        found = _named(lambda file=file, name=name: parser.ask(file, name, None))       # type: ignore[misc]
+        x = found["x"]["name"]
+        shards.append({"file": str(file.absolute()), "size": size, "mtime_ns": changed, "x": found["x"], "y": None})
+    return shards
+
+
+def _named(action: Callable[[], Any]) -> Any:
+    """What `action()` gives; its errors advise what is said on the command line of a prediction."""
+    try:
+        return action()
+    except (DataError, MissingError) as error:
+        for key, word in (("data.x and data.y", "--x"), ("; set data.path", "; name another one")):
+            error.args = (error.message.replace(key, word),)
+        raise

@@ -1,0 +1,71 @@
+"""What is kept of a model's output: the output itself, or, where the loss says what it means, probabilities or classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpitrain import ops
+from mpitrain.autograd import Tensor, no_grad
+from mpitrain.backend import Array, asnumpy
+from mpitrain.data import Transforms
+from mpitrain.errors import UsageError
+
+OUTPUTS = "outputs"
+NAMES = (OUTPUTS, "classes", "probabilities")
+
+
+class Form(NamedTuple):
+    """`made` turns outputs (rows, ...) into what is kept of them, on the host; it treats each row by itself."""
+
+    name: str
+    made: Callable[[Array], Any]
+
+
+def form(name: str, loss: Any, undone: Transforms | None = None) -> Form:
+    """The form of that name for a model that was trained with `loss`; `undone` are transforms of its targets, undone in outputs.
+    UsageError where the loss knows no classes."""
+    if name not in NAMES:
+        raise UsageError(f'--as "{name}" is not one of {", ".join(NAMES)}')
+    if name == OUTPUTS:
+        return Form(name, asnumpy if undone is None else lambda outputs: undone.inverse(asnumpy(outputs)))
+    if undone is not None:
+        raise UsageError(f"--inverse gives outputs in the units of the targets, and --as {name} asks for others; leave out one")
+    made = KINDS.get((loss.kind, name))
+    if made is None:
+        raise UsageError(f'--as {name} is for models trained with a loss of classes, and this run\'s is "{type(loss).__name__}" '
+                         f'(kind "{loss.kind}"); leave out --as')
+    return Form(name, made)
+
+
+def undone(transforms: Transforms) -> Transforms:
+    """The transforms of the targets. UsageError where there are none."""
+    if transforms.targets is None:
+        raise UsageError("--inverse undoes data.target_transform, and this run was trained without; leave it out")
+    return transforms.targets
+
+
+def largest(outputs: Array) -> Any:
+    """The class of the largest output of each row, int64: the first of equal ones."""
+    return asnumpy(outputs.argmax(axis=-1)).astype(np.int64)
+
+
+def softmax(outputs: Array) -> Any:
+    with no_grad():
+        return asnumpy(ops.softmax(Tensor(outputs), -1).array)
+
+
+def positive(outputs: Array) -> Any:
+    """1 where a logit is above 0, that is a probability above a half."""
+    return asnumpy(outputs > 0).astype(np.int64)
+
+
+def sigmoid(outputs: Array) -> Any:
+    with no_grad():
+        return asnumpy(ops.sigmoid(Tensor(outputs)).array)
+
+
+KINDS = {("classes", "classes"): largest, ("classes", "probabilities"): softmax,
+         ("binary", "classes"): positive, ("binary", "probabilities"): sigmoid}

@@ -1,0 +1,73 @@
+"""A trained model in a program of its own, in one process and without MPI:
+
+    import mpitrain
+    model = mpitrain.load("runs/own")                    # the newest checkpoint; or step=1200, or step="best"
+    outputs = model.predict(rows)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import CPU
+from mpitrain.errors import ShapeError
+from mpitrain.infer.forms import OUTPUTS, Form, form, undone
+from mpitrain.infer.recorded import Recorded
+from mpitrain.infer.rows import chunk_rows, refuse_rows
+from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.train.build import saved
+from mpitrain.train.build.from_config import make_loss
+from mpitrain.train.machine.threads import one_thread_inside
+
+
+@dataclass(frozen=True)
+class TrainedModel(saved.SavedModel):
+    """A saved model that computes outputs of rows."""
+
+    @cached_property
+    def forward(self) -> Recorded:
+        """The model as a function of a batch, as fast as it is here."""
+        return Recorded(self.model)
+
+    @cached_property
+    def _feed(self) -> Feed:
+        return Feed(CPU, self.config.train.precision, tokens=self.tokens)
+
+    @cached_property
+    def _form(self) -> Callable[[str, bool], Form]:
+        return cache(lambda keep, inverse: form(keep, make_loss(self.config, self.tokens),
+                                                undone(self.transforms) if inverse else None))
+
+    @property
+    def tokens(self) -> bool:
+        """Whether rows are tokens of a language model."""
+        return "block" in self.config.model.arguments
+
+    def predict(self, rows: Any, keep: str = OUTPUTS, *, inverse: bool = False) -> Any:
+        """The model's outputs for rows (rows, ...) as the data files have them, before their transforms; an array.
+
+        `keep` is "outputs", or "classes" or "probabilities" where the run's loss is one of classes; `inverse` gives outputs in
+        the units that targets had before data.target_transform. The bits are those of the verb, which computes in the same
+        chunks. ShapeError where the model cannot take the rows, UsageError for another `keep`.
+        """
+        x = np.asarray(rows)
+        if x.ndim == 0 or 0 in x.shape:
+            raise ShapeError(f"predict takes rows along the first dim, at least one, found an array of shape {x.shape}")
+        refuse_rows(x.shape[1:], x.dtype, self.tokens)
+        kept, size, feed = self._form(keep, inverse), chunk_rows(x.shape[1:], self.tokens), self._feed
+        with one_thread_inside(), np.errstate(all="ignore"):
+            found = [kept.made(self.forward.of(feed.inputs(self.transforms(x[i:i + size])))) for i in range(0, len(x), size)]
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+
+def load(folder: str | os.PathLike[str], step: int | str | None = None, overrides: Sequence[str] = ()) -> TrainedModel:
+    """The model of a run folder: of its newest checkpoint, of a step, or of the "best" validation loss. Raises what
+    `saved.load` does."""
+    found = saved.load(folder, step, overrides)
+    return TrainedModel(**{one.name: getattr(found, one.name) for one in fields(found)})
