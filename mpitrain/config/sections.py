@@ -38,6 +38,7 @@ class RunConfig:
 class ModelConfig:
     name: str = ""
     init_from: str = ""                      # a run folder or checkpoint that gives the first parameters
+    formats: dict[str, Any] = field(default_factory=dict)         # layers that are kept in few bits: path -> FORMATS' name
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the model takes
 
 

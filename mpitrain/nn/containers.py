@@ -34,11 +34,6 @@ class _Held(Module):
     def _members(self) -> Iterator[tuple[str, Any]]:
         yield from self.parts.items()
 
-    def replace(self, leaf: Described, by: Described) -> None:
-        for name, part in self.parts.items():
-            if part is leaf:
-                self.parts[name] = by
-
     def _put(self, name: str, part: Any) -> None:
         if not isinstance(part, self.kind):
             raise ShapeError(f"{type(self).__name__}: a part is {type(part).__name__}, expected {self.kind.__name__}")

@@ -29,6 +29,7 @@ from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.placement.stages import Stage, whole
 from mpitrain.plan.lent import lent_memory
+from mpitrain.plan.low_bits import table_lines
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.memory_lines import forecast_lines, table
 from mpitrain.schedules.grid import REPLICAS, Grid, fit
@@ -174,6 +175,8 @@ def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
         for key in ("status", "steps", "ranks", "mesh", "parameters_sha256", "buffers_sha256", "metrics"):
             if key in about:
                 yield f"{key}: {json.dumps(about[key])}"
+        if (made := about.get("made", {})).get("by") == "quantize":
+            yield from table_lines(made)
     if (run / "trace.json").is_file():
         yield f"profile: {run / 'trace.json'} (open it in ui.perfetto.dev)"
     names = ", ".join(path.name for path in candidates(folder))
