@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.kernels import attention, flash_attention, optimizer, rows
+from mpitrain.kernels import attention, flash_attention, lowbit, optimizer, rows
 from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.pool import Side, window_maximum
 from mpitrain.kernels.resample import Taps
+from mpitrain.shrink.formats import FORMATS
 
 KEY = 0xF234567890ABCDEF
 
@@ -108,7 +109,22 @@ AND_SLOPE = Example(lambda rng, dtype: ((x := points(rng, dtype)), x), 2e-6)
 GRADIENT = Example(lambda rng, dtype: (points(rng, dtype), points(rng, dtype), np.empty(33, dtype)), 2e-6)
 STREAM = Example(lambda rng, dtype: (np.empty(1037, dtype), KEY, (1 << 40) - 5), dtypes=("float64",))
 
+def low_bits(name: str, whole: bool = False) -> Example:
+    """A product with a weight (21, 131) in the format `name`, of floats or (`whole`) of whole numbers."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        x, weight, bias = normal(rng, dtype, (9, 131), (21, 131), (21,))
+        arrays = FORMATS[name]().quantize(weight)
+        given = lowbit.rows.reference(x, 1 if name == "int8" else lowbit.SPAN, -1.0) if whole else (x,)
+        return *given, arrays["weight"], arrays["scale"], bias
+    return Example(arguments, 0.0 if whole else 1e-6, ("float32",))
+
+
 EXAMPLES: dict[str, Example] = {
+    "lowbit_int4": low_bits("int4"),
+    "lowbit_int4_integers": low_bits("int4", whole=True),
+    "lowbit_int8": low_bits("int8"),
+    "lowbit_int8_integers": low_bits("int8", whole=True),
+    "lowbit_rows": Example(lambda rng, dtype: (*normal(rng, dtype, (9, 131)), 32, -1.0), 0.0, ("float32",)),
     "attention_weights": of_shapes((2, 3, 21, 19), then=(0.5, True), tolerance=1e-6),
     "attention_weights_gradient": Example(lambda rng, dtype: (
         attention.attention_weights.reference(*normal(rng, dtype, (2, 21, 19)), 0.5, True), *normal(rng, dtype, (2, 21, 19)),

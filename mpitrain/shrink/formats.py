@@ -13,13 +13,14 @@ import numpy as np
 
 from mpitrain.backend import Array
 from mpitrain.errors import NumericsError
+from mpitrain.kernels import lowbit
+from mpitrain.kernels.lowbit import GROUP, unpacked
 from mpitrain.nn.lowbit import Arrays, Format
 from mpitrain.registry import Registry
 
 FORMATS: Registry[type[Format]] = Registry("format")
 """Each is a class of `nn.lowbit.Format` that is called without arguments."""
 
-GROUP = 32                       # inputs that have a scale together in int4
 STEPS = np.linspace(0.8, 1.1, 13)          # scales that are tried for a group, as shares of the one that reaches its extreme
 
 
@@ -42,6 +43,9 @@ class Int8(Format):
 
     def dequantize(self, arrays: Arrays, inputs: int) -> Array:
         return arrays["weight"].astype(np.float32) * arrays["scale"][:, None]
+
+    def product(self, x: Array, arrays: Arrays, bias: Array | None) -> Array:
+        return lowbit.int8(x, arrays["weight"], arrays["scale"], bias)
 
 
 @FORMATS.register("int4")
@@ -74,8 +78,11 @@ class Int4(Format):
         return {"weight": pack(whole), "scale": scale}
 
     def dequantize(self, arrays: Arrays, inputs: int) -> Array:
-        w = unpack(arrays["weight"]).astype(np.float32) * arrays["scale"].astype(np.float32)[..., None]
+        w = unpacked(arrays["weight"]).astype(np.float32) * arrays["scale"].astype(np.float32)[..., None]
         return w.reshape(len(w), w.shape[1] * GROUP)[:, :inputs]
+
+    def product(self, x: Array, arrays: Arrays, bias: Array | None) -> Array:
+        return lowbit.int4(x, arrays["weight"], arrays["scale"], bias)
 
 
 def nearest(weight: Array, scale: Array, below: int, above: int) -> Array:
@@ -88,8 +95,3 @@ def pack(whole: Array) -> Array:
     """uint8 (..., 16) of whole numbers -8..7 (..., 32)."""
     nibbles = (whole + 8).astype(np.uint8)
     return nibbles[..., :GROUP // 2] | nibbles[..., GROUP // 2:] << 4
-
-
-def unpack(packed: Array) -> Array:
-    """int8 (..., 32) of what `pack` gives."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.int8) - np.int8(8)
