@@ -56,8 +56,9 @@ INLINE i8 rounded(float x)
 }
 
 /* Rows of x (m, k) as int8 in rows of `padded` numbers, zeros after the k-th, and the scale of each: its largest size / 127, or
-   for all of them `given`, unless that is negative. A row that is not finite has the scale NaN. */
-void lowbit_rows(const float *restrict x, i8 *restrict q, float *restrict scales, i64 m, i64 k, i64 padded, double given)
+   for all of them `given`, unless that is negative; and the sum of each. A row that is not finite has the scale NaN. */
+void lowbit_rows(const float *restrict x, i8 *restrict q, float *restrict scales, i32 *restrict sums, i64 m, i64 k, i64 padded,
+                 double given)
 {
     for (i64 i = 0; i < m; i++, x += k, q += padded) {
         i32 top = 0;
@@ -72,26 +73,24 @@ void lowbit_rows(const float *restrict x, i8 *restrict q, float *restrict scales
         if (zeros) memset(q, 0, (size_t)k);
         else for (i64 r = 0; r < k; r++) q[r] = rounded(x[r] * inverse);
         memset(q + k, 0, (size_t)(padded - k));
+        i32 sum = 0;
+        for (i64 r = 0; r < k; r++) sum += q[r];
+        sums[i] = sum;
     }
 }
 
 /* ---- tiles: rows x columns numbers of y ---------------------------------------------------------------------------------- */
 
-/* What a tile reads: rows of x from `x` (`step` numbers apart, `scales` of them where they are whole numbers), rows of w from
+/* What a tile reads: rows of x from `x` (`step` numbers apart; `scales` and `sums` of them where they are whole numbers), rows of w from
    `w`, and their scales; and where it writes. */
 typedef struct {
-    const void *x; i64 step; const float *scales; const u8 *w; const void *by; const float *bias; float *y; i64 n, k;
+    const void *x; i64 step; const float *scales; const i32 *sums; const u8 *w; const void *by; const float *bias; float *y; i64 n, k;
 } Factors;
 
 #define UNROLL _Pragma("GCC unroll 16")
 
 #ifdef WIDE
 typedef __m512 V;
-
-INLINE __m512i bytes_at(const void *p, i64 there)
-{
-    return there >= 64 ? _mm512_loadu_si512(p) : _mm512_maskz_loadu_epi8(((__mmask64)1 << there) - 1, p);
-}
 
 INLINE __m128 quarters(V v)
 {
@@ -127,21 +126,36 @@ INLINE void put_four(const Factors *f, int row, int column, __m128 sums, __m128 
 
 INLINE V as_floats(__m128i bytes) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)); }
 
+#define EACH_ROW UNROLL for (int i = 0; i < rows; i++)
+#define EACH_COLUMN UNROLL for (int j = 0; j < columns; j++)
+#define NEXT(at, step) _mm_prefetch((const char *)(at) + (step), _MM_HINT_T0)    /* the tile of columns that comes next */
+
+INLINE void int8_floats_step(const Factors *f, i64 r, __mmask16 mask, const int whole, V (*sum)[8], const int rows,
+                             const int columns)
+{
+    const float *x = f->x;
+    V left[4];
+    EACH_ROW left[i] = whole ? _mm512_loadu_ps(x + i * f->step + r) : _mm512_maskz_loadu_ps(mask, x + i * f->step + r);
+    EACH_COLUMN {
+        const u8 *w = f->w + j * f->k + r;
+        V right = as_floats(whole ? _mm_loadu_si128((const __m128i *)w) : _mm_maskz_loadu_epi8(mask, w));
+        EACH_ROW sum[i][j] = _mm512_fmadd_ps(left[i], right, sum[i][j]);
+    }
+}
+
 INLINE void int8_floats(const Factors *f, const int rows, const int columns)
 {
     V sum[4][8];
-    const float *x = f->x, *scales = f->by;
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < columns; j++) sum[i][j] = _mm512_setzero_ps();
-    for (i64 r = 0; r < f->k; r += LANES) {
-        const __mmask16 mask = f->k - r >= LANES ? 0xffff : (__mmask16)((1u << (f->k - r)) - 1);
-        V left[4];
-        UNROLL for (int i = 0; i < rows; i++) left[i] = _mm512_maskz_loadu_ps(mask, x + i * f->step + r);
-        UNROLL for (int j = 0; j < columns; j++) {
-            V right = as_floats(_mm_maskz_loadu_epi8(mask, f->w + j * f->k + r));
-            UNROLL for (int i = 0; i < rows; i++) sum[i][j] = _mm512_fmadd_ps(left[i], right, sum[i][j]);
-        }
+    const float *scales = f->by;
+    i64 r = 0;
+    EACH_ROW EACH_COLUMN sum[i][j] = _mm512_setzero_ps();
+    for (; r + 4 * LANES <= f->k; r += 4 * LANES) {
+        EACH_COLUMN NEXT(f->w + j * f->k + r, columns * f->k);
+        UNROLL for (int part = 0; part < 4; part++) int8_floats_step(f, r + part * LANES, 0, 1, sum, rows, columns);
     }
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < columns; j += 4)
+    for (; r + LANES <= f->k; r += LANES) int8_floats_step(f, r, 0, 1, sum, rows, columns);
+    if (r < f->k) int8_floats_step(f, r, (__mmask16)((1u << (f->k - r)) - 1), 0, sum, rows, columns);
+    EACH_ROW UNROLL for (int j = 0; j < columns; j += 4)
         put_four(f, i, j, four_folded(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]), _mm_loadu_ps(scales + j));
 }
 
@@ -150,61 +164,102 @@ INLINE V table_of_nibbles(void)
     return _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
 }
 
-INLINE void int4_floats(const Factors *f, const int rows, const int columns)
+INLINE void int4_floats_step(const Factors *f, i64 g, i64 groups, const int whole, V (*sum)[8], const int rows, const int columns)
 {
-    V sum[4][8];
     const V table = table_of_nibbles();
     const float *x = f->x;
     const u16 *scales = f->by;
-    const i64 groups = (f->k + GROUP - 1) / GROUP;
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < columns; j++) sum[i][j] = _mm512_setzero_ps();
-    for (i64 g = 0; g < groups; g++) {
-        i64 rest = f->k - g * GROUP;
-        const __mmask16 low = rest >= HALF ? 0xffff : (__mmask16)((1u << rest) - 1);
-        const __mmask16 high = rest >= GROUP ? 0xffff : rest <= HALF ? 0 : (__mmask16)((1u << (rest - HALF)) - 1);
-        V left[4][2];
-        UNROLL for (int i = 0; i < rows; i++) {
-            left[i][0] = _mm512_maskz_loadu_ps(low, x + i * f->step + g * GROUP);
-            left[i][1] = _mm512_maskz_loadu_ps(high, x + i * f->step + g * GROUP + HALF);
-        }
-        UNROLL for (int j = 0; j < columns; j++) {
-            __m512i nibbles = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(f->w + (j * groups + g) * HALF)));
-            V first = _mm512_permutexvar_ps(nibbles, table), second = _mm512_permutexvar_ps(_mm512_srli_epi32(nibbles, 4), table);
-            V scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(scales[j * groups + g])));
-            UNROLL for (int i = 0; i < rows; i++)
-                sum[i][j] = _mm512_fmadd_ps(_mm512_fmadd_ps(left[i][1], second, _mm512_mul_ps(left[i][0], first)), scale,
-                                            sum[i][j]);
-        }
+    const i64 rest = f->k - g * GROUP;
+    const __mmask16 low = rest >= HALF ? 0xffff : (__mmask16)((1u << rest) - 1);
+    const __mmask16 high = rest >= GROUP ? 0xffff : rest <= HALF ? 0 : (__mmask16)((1u << (rest - HALF)) - 1);
+    V left[4][2];
+    EACH_ROW {
+        const float *from = x + i * f->step + g * GROUP;
+        left[i][0] = whole ? _mm512_loadu_ps(from) : _mm512_maskz_loadu_ps(low, from);
+        left[i][1] = whole ? _mm512_loadu_ps(from + HALF) : _mm512_maskz_loadu_ps(high, from + HALF);
     }
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < columns; j += 4)
+    EACH_COLUMN {
+        __m512i nibbles = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(f->w + (j * groups + g) * HALF)));
+        V first = _mm512_permutexvar_ps(nibbles, table), second = _mm512_permutexvar_ps(_mm512_srli_epi32(nibbles, 4), table);
+        V scale = _mm512_broadcastss_ps(_mm_cvtph_ps(_mm_cvtsi32_si128(scales[j * groups + g])));
+        EACH_ROW sum[i][j] = _mm512_fmadd_ps(_mm512_fmadd_ps(left[i][1], second, _mm512_mul_ps(left[i][0], first)), scale,
+                                             sum[i][j]);
+    }
+}
+
+INLINE void int4_floats(const Factors *f, const int rows, const int columns)
+{
+    V sum[4][8];
+    const i64 groups = (f->k + GROUP - 1) / GROUP;
+    i64 g = 0;
+    EACH_ROW EACH_COLUMN sum[i][j] = _mm512_setzero_ps();
+    for (; g * GROUP + GROUP <= f->k; g++) {
+        if (g % 4 == 0) EACH_COLUMN NEXT(f->w + (j * groups + g) * HALF, columns * groups * HALF);
+        int4_floats_step(f, g, groups, 1, sum, rows, columns);
+    }
+    if (g < groups) int4_floats_step(f, g, groups, 0, sum, rows, columns);
+    EACH_ROW UNROLL for (int j = 0; j < columns; j += 4)
         put_four(f, i, j, four_folded(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]), _mm_set1_ps(1));
 }
 #endif
 
 #ifdef DOTS
 /* vpdpbusd takes bytes without a sign on its left: w + 128 there, and 128 times the sum of x is subtracted. */
-INLINE void int8_integers(const Factors *f, const int rows, const int columns)
+INLINE void int8_integers_step(const Factors *f, i64 r, __mmask64 mask, const int whole, __m512i (*sum)[8], const int rows,
+                               const int columns)
 {
-    __m512i sum[4][8], of_x[4];
     const __m512i top = _mm512_set1_epi8((char)0x80);
     const i8 *x = f->x;
-    UNROLL for (int i = 0; i < rows; i++) {
-        of_x[i] = _mm512_setzero_si512();
-        UNROLL for (int j = 0; j < columns; j++) sum[i][j] = _mm512_setzero_si512();
+    __m512i left[4];
+    EACH_ROW left[i] = whole ? _mm512_loadu_si512(x + i * f->step + r) : _mm512_maskz_loadu_epi8(mask, x + i * f->step + r);
+    EACH_COLUMN {
+        const u8 *w = f->w + j * f->k + r;
+        __m512i right = _mm512_xor_si512(whole ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8(mask, w), top);
+        EACH_ROW sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], right, left[i]);
     }
-    for (i64 r = 0; r < f->k; r += 64) {
-        __m512i left[4];
-        UNROLL for (int i = 0; i < rows; i++) {
-            left[i] = bytes_at(x + i * f->step + r, f->k - r);
-            of_x[i] = _mm512_dpbusd_epi32(of_x[i], top, left[i]);
-        }
-        UNROLL for (int j = 0; j < columns; j++) {
-            __m512i right = _mm512_xor_si512(bytes_at(f->w + j * f->k + r, f->k - r), top);
-            UNROLL for (int i = 0; i < rows; i++) sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], right, left[i]);
-        }
+}
+
+/* In each quarter of a vector a part of the sums of four vectors. */
+INLINE __m512i turned_sums(__m512i a, __m512i b, __m512i c, __m512i d)
+{
+    __m512i first = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    __m512i second = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(first, second), _mm512_unpackhi_epi64(first, second));
+}
+
+/* Four rows of four columns at once: the sums of 16 vectors in one, a row in each quarter. */
+INLINE void put_sixteen(const Factors *f, __m512i (*sum)[8])
+{
+    __m512i row[4];
+    UNROLL for (int i = 0; i < 4; i++) row[i] = turned_sums(sum[i][0], sum[i][1], sum[i][2], sum[i][3]);
+    __m512i low = _mm512_add_epi32(_mm512_shuffle_i64x2(row[0], row[1], 0x44), _mm512_shuffle_i64x2(row[0], row[1], 0xee));
+    __m512i high = _mm512_add_epi32(_mm512_shuffle_i64x2(row[2], row[3], 0x44), _mm512_shuffle_i64x2(row[2], row[3], 0xee));
+    __m512i all = _mm512_add_epi32(_mm512_shuffle_i64x2(low, high, 0x88), _mm512_shuffle_i64x2(low, high, 0xdd));
+    const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
+    __m512i less = _mm512_permutexvar_epi32(spread, _mm512_castsi128_si512(_mm_loadu_si128((const __m128i *)f->sums)));
+    V scales = _mm512_mul_ps(_mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_loadu_ps(f->scales))),
+                             _mm512_broadcast_f32x4(_mm_loadu_ps(f->by)));
+    V y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(all, _mm512_slli_epi32(less, 7))), scales);
+    if (f->bias) y = _mm512_add_ps(y, _mm512_broadcast_f32x4(_mm_loadu_ps(f->bias)));
+    _mm_storeu_ps(f->y, _mm512_extractf32x4_ps(y, 0));
+    _mm_storeu_ps(f->y + f->n, _mm512_extractf32x4_ps(y, 1));
+    _mm_storeu_ps(f->y + 2 * f->n, _mm512_extractf32x4_ps(y, 2));
+    _mm_storeu_ps(f->y + 3 * f->n, _mm512_extractf32x4_ps(y, 3));
+}
+
+INLINE void int8_integers(const Factors *f, const int rows, const int columns)
+{
+    __m512i sum[4][8];
+    i64 r = 0;
+    EACH_ROW EACH_COLUMN sum[i][j] = _mm512_setzero_si512();
+    for (; r + 64 <= f->k; r += 64) {
+        if (rows == 1) EACH_COLUMN NEXT(f->w + j * f->k + r, columns * f->k);
+        int8_integers_step(f, r, 0, 1, sum, rows, columns);
     }
-    UNROLL for (int i = 0; i < rows; i++) {
-        __m128i less = _mm_set1_epi32(_mm512_reduce_add_epi32(of_x[i]));
+    if (r < f->k) int8_integers_step(f, r, ((__mmask64)1 << (f->k - r)) - 1, 0, sum, rows, columns);
+    if (rows == 4) put_sixteen(f, sum);
+    else EACH_ROW {
+        __m128i less = _mm_set1_epi32(f->sums[i] * 128);
         UNROLL for (int j = 0; j < columns; j += 4) {
             __m128i exact = _mm_sub_epi32(four_sums(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]), less);
             put_four(f, i, j, _mm_cvtepi32_ps(exact), _mm_mul_ps(_mm_set1_ps(f->scales[i]), _mm_loadu_ps((const float *)f->by + j)));
@@ -213,39 +268,49 @@ INLINE void int8_integers(const Factors *f, const int rows, const int columns)
 }
 
 /* The nibbles have 8 added, so 8 times the sums of x are subtracted beforehand. */
-INLINE void int4_integers(const Factors *f, const int rows, const int columns)
+INLINE void int4_integers_step(const Factors *f, i64 g, i64 groups, i64 there, const int whole, V (*sum)[8], const int rows,
+                               const int columns)
 {
-    V sum[4][8];
     const __m512i lows = _mm512_set1_epi8(15), eight = _mm512_set1_epi8(8), none = _mm512_setzero_si512();
     const __m512i first = _mm512_setr_epi64(0, 1, 4, 5, 8, 9, 12, 13), second = _mm512_setr_epi64(2, 3, 6, 7, 10, 11, 14, 15);
     const __m512i spread = _mm512_setr_epi32(0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3);
-    const i8 *x = f->x;
     const u16 *scales = f->by;
-    const i64 groups = (f->k + GROUP - 1) / GROUP;
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < columns; j++) sum[i][j] = _mm512_setzero_ps();
-    for (i64 g = 0; g < groups; g += 4) {
-        __m512i left[4][2], less[4];
-        const i64 there = least(groups - g, 4);
-        UNROLL for (int i = 0; i < rows; i++) {
-            const i8 *from = x + i * f->step + g * GROUP;                    /* rows of x are padded to whole spans */
-            __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
-            left[i][0] = _mm512_permutex2var_epi64(a, first, b);
-            left[i][1] = _mm512_permutex2var_epi64(a, second, b);
-            less[i] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(none, eight, left[i][0]), eight, left[i][1]);
-            less[i] = _mm512_sub_epi32(none, less[i]);
-        }
-        UNROLL for (int j = 0; j < columns; j++) {
-            __m512i both = bytes_at(f->w + (j * groups + g) * HALF, there * HALF);
-            __m512i low = _mm512_and_si512(both, lows), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), lows);
-            __m128i packed = _mm_maskz_loadu_epi16((__mmask8)((1u << there) - 1), scales + j * groups + g);
-            V scale = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_cvtph_ps(packed)));
-            UNROLL for (int i = 0; i < rows; i++) {
-                __m512i exact = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(less[i], low, left[i][0]), high, left[i][1]);
-                sum[i][j] = _mm512_add_ps(sum[i][j], _mm512_mul_ps(_mm512_cvtepi32_ps(exact), scale));
-            }
+    const i8 *x = f->x;
+    __m512i left[4][2], less[4];
+    EACH_ROW {
+        const i8 *from = x + i * f->step + g * GROUP;                    /* rows of x are padded to whole spans */
+        __m512i a = _mm512_loadu_si512(from), b = _mm512_loadu_si512(from + 64);
+        left[i][0] = _mm512_permutex2var_epi64(a, first, b);
+        left[i][1] = _mm512_permutex2var_epi64(a, second, b);
+        less[i] = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(none, eight, left[i][0]), eight, left[i][1]);
+        less[i] = _mm512_sub_epi32(none, less[i]);
+    }
+    EACH_COLUMN {
+        const u8 *w = f->w + (j * groups + g) * HALF;
+        const u16 *s = scales + j * groups + g;
+        __m512i both = whole ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8(((__mmask64)1 << there * HALF) - 1, w);
+        __m128i packed = whole ? _mm_loadl_epi64((const __m128i *)s) : _mm_maskz_loadu_epi16((__mmask8)((1u << there) - 1), s);
+        __m512i low = _mm512_and_si512(both, lows), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), lows);
+        V scale = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_cvtph_ps(packed)));
+        EACH_ROW {
+            __m512i exact = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(less[i], low, left[i][0]), high, left[i][1]);
+            sum[i][j] = _mm512_add_ps(sum[i][j], _mm512_mul_ps(_mm512_cvtepi32_ps(exact), scale));
         }
     }
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int j = 0; j < columns; j += 4)
+}
+
+INLINE void int4_integers(const Factors *f, const int rows, const int columns)
+{
+    V sum[4][8];
+    const i64 groups = (f->k + GROUP - 1) / GROUP;
+    i64 g = 0;
+    EACH_ROW EACH_COLUMN sum[i][j] = _mm512_setzero_ps();
+    for (; g + 4 <= groups; g += 4) {
+        if (rows == 1) EACH_COLUMN NEXT(f->w + (j * groups + g) * HALF, columns * groups * HALF);
+        int4_integers_step(f, g, groups, 4, 1, sum, rows, columns);
+    }
+    if (g < groups) int4_integers_step(f, g, groups, groups - g, 0, sum, rows, columns);
+    EACH_ROW UNROLL for (int j = 0; j < columns; j += 4)
         put_four(f, i, j, four_folded(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]), _mm_set1_ps(f->scales[i]));
 }
 #endif
@@ -334,6 +399,7 @@ static void multiply(const Way *way, Factors all, i64 m)
             rows = wide ? least(m - i, 4) : 1;
             f.x = (const char *)all.x + i * all.step * way->size_of_x;
             f.scales = all.scales ? all.scales + i : NULL;
+            f.sums = all.sums ? all.sums + i : NULL;
             f.w = all.w + first * way->row_of_w;
             f.by = (const char *)all.by + first * way->row_of_scales;
             f.bias = all.bias ? all.bias + first : NULL;
@@ -365,21 +431,21 @@ TILES(int4_integers)
 void lowbit_int8(const float *x, const u8 *w, const float *scales, const float *bias, float *y, i64 m, i64 n, i64 k)
 {
     Way way = {int8_floats_tiles, int8_floats_one, sizeof(float), k, sizeof(float)};
-    multiply(&way, (Factors){x, k, NULL, w, scales, bias, y, n, k}, m);
+    multiply(&way, (Factors){x, k, NULL, NULL, w, scales, bias, y, n, k}, m);
 }
 
 void lowbit_int4(const float *x, const u8 *w, const u16 *scales, const float *bias, float *y, i64 m, i64 n, i64 k, i64 groups)
 {
     Way way = {int4_floats_tiles, int4_floats_one, sizeof(float), groups * HALF, groups * (i64)sizeof(u16)};
-    multiply(&way, (Factors){x, k, NULL, w, scales, bias, y, n, k}, m);
+    multiply(&way, (Factors){x, k, NULL, NULL, w, scales, bias, y, n, k}, m);
 }
 
-/* x is int8 (m, k) with a scale for each row. */
-void lowbit_int8_integers(const u8 *x, const float *of_x, const u8 *w, const float *scales, const float *bias, float *y, i64 m,
+/* x is int8 (m, k) with a scale and the sum of each row. */
+void lowbit_int8_integers(const u8 *x, const float *of_x, const i32 *sums, const u8 *w, const float *scales, const float *bias, float *y, i64 m,
                           i64 n, i64 k)
 {
     Way way = {int8_integers_tiles, int8_integers_one, 1, k, sizeof(float)};
-    multiply(&way, (Factors){x, k, of_x, w, scales, bias, y, n, k}, m);
+    multiply(&way, (Factors){x, k, of_x, sums, w, scales, bias, y, n, k}, m);
 }
 
 /* The same, in rows of `padded` numbers: whole spans, zeros after the k-th. */
@@ -387,5 +453,5 @@ void lowbit_int4_integers(const u8 *x, const float *of_x, const u8 *w, const u16
                           i64 n, i64 k, i64 groups, i64 padded)
 {
     Way way = {int4_integers_tiles, int4_integers_one, 1, groups * HALF, groups * (i64)sizeof(u16)};
-    multiply(&way, (Factors){x, padded, of_x, w, scales, bias, y, n, k}, m);
+    multiply(&way, (Factors){x, padded, of_x, NULL, w, scales, bias, y, n, k}, m);
 }

@@ -70,7 +70,7 @@ def _suits(x: Array) -> bool:
     return x.dtype == np.float32 and x.dtype.isnative
 
 
-def _rows(x: Array, unit: int, given: float) -> tuple[Array, Array]:
+def _rows(x: Array, unit: int, given: float) -> tuple[Array, Array, Array]:
     xp, (m, k) = array_module(x), x.shape
     size = xp.abs(x).max(axis=1, initial=0).astype(np.float32) if k else xp.zeros(m, np.float32)
     finite = xp.isfinite(size)
@@ -82,36 +82,38 @@ def _rows(x: Array, unit: int, given: float) -> tuple[Array, Array]:
     q = xp.zeros((m, padded_to(k, unit)), np.int8)
     with np.errstate(over="ignore"):              # beyond the given range
         q[:, :k] = xp.rint(xp.clip(xp.where(finite[:, None], x, 0) * inverse[:, None], -127, 127)).astype(np.int8)
-    return q, xp.where(finite, xp.where(zeros, np.float32(0), scale), np.float32(np.nan)).astype(np.float32)
+    scales = xp.where(finite, xp.where(zeros, np.float32(0), scale), np.float32(np.nan)).astype(np.float32)
+    return q, scales, q.sum(axis=1, dtype=np.int32)
 
 
-@host("lowbit", "lowbit_rows", "F:mk B!:mp F!:m im ik ip d")
-def _rows_host(call: CFunction, x: Array, unit: int, given: float) -> tuple[Array, Array]:
+@host("lowbit", "lowbit_rows", "F:mk B!:mp F!:m I!:m im ik ip d")
+def _rows_host(call: CFunction, x: Array, unit: int, given: float) -> tuple[Array, Array, Array]:
     if not _suits(x):
         return _rows(x.astype(np.float32), unit, given)
     (m, k), p = x.shape, padded_to(x.shape[1], unit)
-    q, scales = np.empty((m, p), np.uint8), np.empty(m, np.float32)
-    call(np.ascontiguousarray(x), q, scales, m, k, p, given)
-    return q.view(np.int8), scales
+    q, scales, sums = np.empty((m, p), np.int8), np.empty(m, np.float32), np.empty(m, np.int32)
+    call(np.ascontiguousarray(x), q.view(np.uint8), scales, sums, m, k, p, given)
+    return q, scales, sums
 
 
-def _int8_integers(q: Array, of_x: Array, w: Array, scale: Array, bias: Array | None) -> Array:
+def _int8_integers(q: Array, of_x: Array, sums: Array, w: Array, scale: Array, bias: Array | None) -> Array:
     if q.shape[1] != w.shape[1]:
         misfit("int8_integers", q, w)
     exact = array_module(q).matmul(q.astype(np.float64), w.T.astype(np.float64))      # of whole numbers below 2^53
     return _with_bias(exact.astype(np.float32) * (of_x[:, None] * scale), bias)
 
 
-@host("lowbit", "lowbit_int8_integers", "B:mk F:m B:nk F:n F?:n F!:mn im in ik")
-def _int8_integers_host(call: CFunction, q: Array, of_x: Array, w: Array, scale: Array, bias: Array | None) -> Array:
+@host("lowbit", "lowbit_int8_integers", "B:mk F:m I:m B:nk F:n F?:n F!:mn im in ik")
+def _int8_integers_host(call: CFunction, q: Array, of_x: Array, sums: Array, w: Array, scale: Array, bias: Array | None
+                        ) -> Array:
     y = np.empty((len(q), len(w)), np.float32)
     if q.shape[1] != w.shape[1]:
         misfit("int8_integers", q, w)
-    call(q.view(np.uint8), of_x, w.view(np.uint8), scale, bias, y, *y.shape, q.shape[1])
+    call(q.view(np.uint8), of_x, sums, w.view(np.uint8), scale, bias, y, *y.shape, q.shape[1])
     return y
 
 
-def _int4_integers(q: Array, of_x: Array, w: Array, scale: Array, bias: Array | None) -> Array:
+def _int4_integers(q: Array, of_x: Array, sums: Array, w: Array, scale: Array, bias: Array | None) -> Array:
     xp, (n, groups, _) = array_module(q), w.shape
     if q.shape[1] != padded_to(groups * GROUP, SPAN):
         misfit("int4_integers", q, w)
@@ -134,7 +136,8 @@ def _int4_integers(q: Array, of_x: Array, w: Array, scale: Array, bias: Array | 
 
 
 @host("lowbit", "lowbit_int4_integers", "B:mp F:m B:ng16 H:ng F?:n F!:mn im in ik ig ip")
-def _int4_integers_host(call: CFunction, q: Array, of_x: Array, w: Array, scale: Array, bias: Array | None) -> Array:
+def _int4_integers_host(call: CFunction, q: Array, of_x: Array, sums: Array, w: Array, scale: Array, bias: Array | None
+                        ) -> Array:
     n, groups, _ = w.shape
     if q.shape[1] != padded_to(groups * GROUP, SPAN):
         misfit("int4_integers", q, w)
@@ -150,13 +153,13 @@ int4: Any = Kernel("lowbit_int4", _int4, host=_int4_host)
 """y from (x, w uint8 (N, G, 16), scale float16 (N, G), bias or None)."""
 
 rows: Any = Kernel("lowbit_rows", _rows, host=_rows_host, numba=_rows_host.loop("lowbit"))
-"""(int8 (M, K padded with zeros to whole `unit`s), a scale for each row) from (x, unit, the scale of all rows or -1: of each, its
-largest size / 127). A row that is not finite has the scale NaN."""
+"""(int8 (M, K padded with zeros to whole `unit`s), the scale and the sum of each row) from (x, unit, the scale of all rows or -1:
+of each, its largest size / 127). A row that is not finite has the scale NaN."""
 
 int8_integers: Any = Kernel("lowbit_int8_integers", _int8_integers, host=_int8_integers_host,
                             numba=_int8_integers_host.loop("lowbit"))
-"""y from (x int8 (M, K), its scales (M,), w int8 (N, K), scale (N,), bias or None); K is 2^16 at most."""
+"""y from (x int8 (M, K), scales and sums of its rows, w int8 (N, K), scale (N,), bias or None); K is 2^16 at most."""
 
 int4_integers: Any = Kernel("lowbit_int4_integers", _int4_integers, host=_int4_integers_host,
                             numba=_int4_integers_host.loop("lowbit"))
-"""y from (x int8 (M, K padded to whole spans), its scales (M,), w uint8 (N, G, 16), scale float16 (N, G), bias or None)."""
+"""y from (x int8 (M, K padded to whole spans), scales and sums of its rows, w uint8 (N, G, 16), scale float16 (N, G), bias or None)."""

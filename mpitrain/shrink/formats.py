@@ -2,12 +2,15 @@
 
     int8    a scale for each output, whole numbers -127..127                         8 bits and 32/K
     int4    groups of 32 inputs with a float16 scale each, whole numbers -8..7       4.5 bits
+    int8-dynamic, int4-dynamic      the same weights; each row of the layer's input becomes int8 on the way, with a scale of its own
 
 A weight is the whole number times the scale: symmetric, so zero stays zero. The group of int4 and the order of its nibbles are
 those of ggml's Q4_0: byte i of a group has weight i in its low half and weight i + 16 in its high one, 8 added to each.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -95,3 +98,39 @@ def pack(whole: Array) -> Array:
     """uint8 (..., 16) of whole numbers -8..7 (..., 32)."""
     nibbles = (whole + 8).astype(np.uint8)
     return nibbles[..., :GROUP // 2] | nibbles[..., GROUP // 2:] << 4
+
+
+MOST = 1 << 16                   # inputs of a layer whose exact sums of products an int32 holds in any order
+
+
+class Whole(Format):
+    """Formats whose products are of whole numbers: rows of x become int8, too."""
+
+    unit = 1                                      # numbers of a row of x are padded to whole ones
+    integers: Any = lowbit.int8_integers
+
+    def unfit(self, outputs: int, inputs: int) -> str:
+        return f"sums of whole numbers have {MOST:,} inputs at most" if inputs > MOST else ""
+
+    def product(self, x: Array, arrays: Arrays, bias: Array | None) -> Array:
+        rows = lowbit.rows(x, self.unit, self.scale_of_rows(arrays))
+        bias = None if bias is None else bias.astype(np.float32, copy=False)
+        y: Array = type(self).integers(*rows, arrays["weight"], arrays["scale"], bias)
+        return y.astype(x.dtype, copy=False)
+
+    def scale_of_rows(self, arrays: Arrays) -> float:
+        """The scale of all rows; -1: each has its own."""
+        return -1.0
+
+
+@FORMATS.register("int8-dynamic")
+class Int8Dynamic(Whole, Int8):
+    """int8 weights and, row by row, int8 inputs: the largest size of a row / 127."""
+
+
+@FORMATS.register("int4-dynamic")
+class Int4Dynamic(Whole, Int4):
+    """int4 weights and, row by row, int8 inputs."""
+
+    unit = lowbit.SPAN
+    integers = lowbit.int4_integers

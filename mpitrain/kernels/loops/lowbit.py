@@ -15,7 +15,7 @@ from mpitrain.kernels.lowbit import GROUP, HALF, LANES, TINY
 LIMIT, INFINITE = f(127), n32(0x7F800000)
 
 
-def lowbit_rows(x: Any, q: Any, scales: Any, m: int, k: int, padded: int, given: float) -> None:
+def lowbit_rows(x: Any, q: Any, scales: Any, sums: Any, m: int, k: int, padded: int, given: float) -> None:
     signed = q.view(np.int8)
     for i in range(m):
         top = n32(0)
@@ -35,14 +35,17 @@ def lowbit_rows(x: Any, q: Any, scales: Any, m: int, k: int, padded: int, given:
         if finite and not zeros:
             inverse = LIMIT / largest if each else f(1) / scale
         scales[i] = f(np.nan) if not finite else f(0) if zeros else scale
+        total = np.int32(0)
         for r in range(padded):
             whole = f(0)
             if r < k and finite and not zeros:
                 whole = np.rint(min(max(x[u(i * k + r)] * inverse, -LIMIT), LIMIT))
             signed[u(i * padded + r)] = np.int8(whole)
+            total += np.int32(whole)
+        sums[i] = total
 
 
-def lowbit_int8_integers(x: Any, of_x: Any, w: Any, scales: Any, bias: Any, y: Any, m: int, n: int, k: int) -> None:
+def lowbit_int8_integers(x: Any, of_x: Any, sums: Any, w: Any, scales: Any, bias: Any, y: Any, m: int, n: int, k: int) -> None:
     left, right = x.view(np.int8), w.view(np.int8)
     for i in range(m):
         for j in range(n):
