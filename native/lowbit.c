@@ -82,9 +82,9 @@ void lowbit_rows(const float *restrict x, i8 *restrict q, float *restrict scales
 /* ---- tiles: rows x columns numbers of y ---------------------------------------------------------------------------------- */
 
 /* What a tile reads: rows of x from `x` (`step` numbers apart; `scales` and `sums` of them where they are whole numbers), rows of w from
-   `w`, and their scales; and where it writes. */
+   `w`, and their scales; and where it writes. `last`: nothing comes behind these rows of w. */
 typedef struct {
-    const void *x; i64 step; const float *scales; const i32 *sums; const u8 *w; const void *by; const float *bias; float *y; i64 n, k;
+    const void *x; i64 step; const float *scales; const i32 *sums; const u8 *w; const void *by; const float *bias; float *y; i64 n, k; int last;
 } Factors;
 
 #define UNROLL _Pragma("GCC unroll 16")
@@ -204,18 +204,24 @@ INLINE void int4_floats(const Factors *f, const int rows, const int columns)
 #endif
 
 #ifdef DOTS
-/* vpdpbusd takes bytes without a sign on its left: w + 128 there, and 128 times the sum of x is subtracted. */
+/* Adds to `sum` the products of bytes without a sign, `u`, and with one, `i`, four in each number. As an intrinsic, GCC 12 moved and
+   spilled sums around each of these: a tile took twice as long. */
+INLINE void add_dots(__m512i *sum, __m512i u, __m512i i) { __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(u), "v"(i)); }
+
+/* vpdpbusd takes bytes without a sign on its left: w + 128 there, and 128 times the sum of x is subtracted. Rows of x are padded
+   with zeros to whole vectors, so that what comes behind a row of w does not count: only behind the last row a mask is needed,
+   which took 12 cycles a load. */
 INLINE void int8_integers_step(const Factors *f, i64 r, __mmask64 mask, const int whole, __m512i (*sum)[8], const int rows,
                                const int columns)
 {
     const __m512i top = _mm512_set1_epi8((char)0x80);
     const i8 *x = f->x;
     __m512i left[4];
-    EACH_ROW left[i] = whole ? _mm512_loadu_si512(x + i * f->step + r) : _mm512_maskz_loadu_epi8(mask, x + i * f->step + r);
+    EACH_ROW left[i] = _mm512_loadu_si512(x + i * f->step + r);
     EACH_COLUMN {
         const u8 *w = f->w + j * f->k + r;
         __m512i right = _mm512_xor_si512(whole ? _mm512_loadu_si512(w) : _mm512_maskz_loadu_epi8(mask, w), top);
-        EACH_ROW sum[i][j] = _mm512_dpbusd_epi32(sum[i][j], right, left[i]);
+        EACH_ROW add_dots(&sum[i][j], right, left[i]);
     }
 }
 
@@ -241,7 +247,7 @@ INLINE void put_sixteen(const Factors *f, __m512i (*sum)[8])
                              _mm512_broadcast_f32x4(_mm_loadu_ps(f->by)));
     V y = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_sub_epi32(all, _mm512_slli_epi32(less, 7))), scales);
     if (f->bias) y = _mm512_add_ps(y, _mm512_broadcast_f32x4(_mm_loadu_ps(f->bias)));
-    _mm_storeu_ps(f->y, _mm512_extractf32x4_ps(y, 0));
+    _mm_storeu_ps(f->y, _mm512_castps512_ps128(y));
     _mm_storeu_ps(f->y + f->n, _mm512_extractf32x4_ps(y, 1));
     _mm_storeu_ps(f->y + 2 * f->n, _mm512_extractf32x4_ps(y, 2));
     _mm_storeu_ps(f->y + 3 * f->n, _mm512_extractf32x4_ps(y, 3));
@@ -256,7 +262,8 @@ INLINE void int8_integers(const Factors *f, const int rows, const int columns)
         if (rows == 1) EACH_COLUMN NEXT(f->w + j * f->k + r, columns * f->k);
         int8_integers_step(f, r, 0, 1, sum, rows, columns);
     }
-    if (r < f->k) int8_integers_step(f, r, ((__mmask64)1 << (f->k - r)) - 1, 0, sum, rows, columns);
+    if (r < f->k && !f->last) int8_integers_step(f, r, 0, 1, sum, rows, columns);
+    else if (r < f->k) int8_integers_step(f, r, ((__mmask64)1 << (f->k - r)) - 1, 0, sum, rows, columns);
     if (rows == 4) put_sixteen(f, sum);
     else EACH_ROW {
         __m128i less = _mm_set1_epi32(f->sums[i] * 128);
@@ -293,7 +300,9 @@ INLINE void int4_integers_step(const Factors *f, i64 g, i64 groups, i64 there, c
         __m512i low = _mm512_and_si512(both, lows), high = _mm512_and_si512(_mm512_srli_epi16(both, 4), lows);
         V scale = _mm512_permutexvar_ps(spread, _mm512_castps128_ps512(_mm_cvtph_ps(packed)));
         EACH_ROW {
-            __m512i exact = _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(less[i], low, left[i][0]), high, left[i][1]);
+            __m512i exact = less[i];
+            add_dots(&exact, low, left[i][0]);
+            add_dots(&exact, high, left[i][1]);
             sum[i][j] = _mm512_add_ps(sum[i][j], _mm512_mul_ps(_mm512_cvtepi32_ps(exact), scale));
         }
     }
@@ -401,6 +410,7 @@ static void multiply(const Way *way, Factors all, i64 m)
             f.scales = all.scales ? all.scales + i : NULL;
             f.sums = all.sums ? all.sums + i : NULL;
             f.w = all.w + first * way->row_of_w;
+            f.last = first + wide == all.n;
             f.by = (const char *)all.by + first * way->row_of_scales;
             f.bias = all.bias ? all.bias + first : NULL;
             f.y = all.y + i * all.n + first;
@@ -431,27 +441,27 @@ TILES(int4_integers)
 void lowbit_int8(const float *x, const u8 *w, const float *scales, const float *bias, float *y, i64 m, i64 n, i64 k)
 {
     Way way = {int8_floats_tiles, int8_floats_one, sizeof(float), k, sizeof(float)};
-    multiply(&way, (Factors){x, k, NULL, NULL, w, scales, bias, y, n, k}, m);
+    multiply(&way, (Factors){x, k, NULL, NULL, w, scales, bias, y, n, k, 0}, m);
 }
 
 void lowbit_int4(const float *x, const u8 *w, const u16 *scales, const float *bias, float *y, i64 m, i64 n, i64 k, i64 groups)
 {
     Way way = {int4_floats_tiles, int4_floats_one, sizeof(float), groups * HALF, groups * (i64)sizeof(u16)};
-    multiply(&way, (Factors){x, k, NULL, NULL, w, scales, bias, y, n, k}, m);
+    multiply(&way, (Factors){x, k, NULL, NULL, w, scales, bias, y, n, k, 0}, m);
 }
 
-/* x is int8 (m, k) with a scale and the sum of each row. */
-void lowbit_int8_integers(const u8 *x, const float *of_x, const i32 *sums, const u8 *w, const float *scales, const float *bias, float *y, i64 m,
-                          i64 n, i64 k)
+/* x is int8 (m, k), in rows of `padded` numbers: whole vectors, zeros after the k-th; with a scale and the sum of each row. */
+void lowbit_int8_integers(const u8 *x, const float *of_x, const i32 *sums, const u8 *w, const float *scales, const float *bias,
+                          float *y, i64 m, i64 n, i64 k, i64 padded)
 {
     Way way = {int8_integers_tiles, int8_integers_one, 1, k, sizeof(float)};
-    multiply(&way, (Factors){x, k, of_x, sums, w, scales, bias, y, n, k}, m);
+    multiply(&way, (Factors){x, padded, of_x, sums, w, scales, bias, y, n, k, 0}, m);
 }
 
-/* The same, in rows of `padded` numbers: whole spans, zeros after the k-th. */
+/* The same, where `padded` numbers are whole spans. */
 void lowbit_int4_integers(const u8 *x, const float *of_x, const u8 *w, const u16 *scales, const float *bias, float *y, i64 m,
                           i64 n, i64 k, i64 groups, i64 padded)
 {
     Way way = {int4_integers_tiles, int4_integers_one, 1, groups * HALF, groups * (i64)sizeof(u16)};
-    multiply(&way, (Factors){x, padded, of_x, NULL, w, scales, bias, y, n, k}, m);
+    multiply(&way, (Factors){x, padded, of_x, NULL, w, scales, bias, y, n, k, 0}, m);
 }

@@ -114,7 +114,7 @@ def low_bits(name: str, whole: bool = False) -> Example:
     def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
         x, weight, bias = normal(rng, dtype, (9, 131), (21, 131), (21,))
         arrays = FORMATS[name]().quantize(weight)
-        given = lowbit.rows.reference(x, 1 if name == "int8" else lowbit.SPAN, -1.0) if whole else (x,)
+        given = lowbit.rows.reference(x, lowbit.VECTOR if name == "int8" else lowbit.SPAN, -1.0) if whole else (x,)
         return *given, arrays["weight"], arrays["scale"], bias
     return Example(arguments, 0.0 if whole else 1e-6, ("float32",))
 

@@ -15,6 +15,7 @@ from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, host, misfit
 
 GROUP, HALF, LANES = 32, 16, 16
+VECTOR = 64                      # numbers of a row of x that int8's kernel reads at a time
 SPAN = 128                       # numbers of a row of x that int4's kernel reads at a time
 TINY = 2.0 ** -100               # rows without a larger number count as zeros
 
@@ -97,19 +98,19 @@ def _rows_host(call: CFunction, x: Array, unit: int, given: float) -> tuple[Arra
 
 
 def _int8_integers(q: Array, of_x: Array, sums: Array, w: Array, scale: Array, bias: Array | None) -> Array:
-    if q.shape[1] != w.shape[1]:
+    if q.shape[1] != padded_to(w.shape[1], VECTOR):
         misfit("int8_integers", q, w)
-    exact = array_module(q).matmul(q.astype(np.float64), w.T.astype(np.float64))      # of whole numbers below 2^53
+    exact = array_module(q).matmul(q[:, :w.shape[1]].astype(np.float64), w.T.astype(np.float64))      # of whole numbers below 2^53
     return _with_bias(exact.astype(np.float32) * (of_x[:, None] * scale), bias)
 
 
-@host("lowbit", "lowbit_int8_integers", "B:mk F:m I:m B:nk F:n F?:n F!:mn im in ik")
+@host("lowbit", "lowbit_int8_integers", "B:mp F:m I:m B:nk F:n F?:n F!:mn im in ik ip")
 def _int8_integers_host(call: CFunction, q: Array, of_x: Array, sums: Array, w: Array, scale: Array, bias: Array | None
                         ) -> Array:
     y = np.empty((len(q), len(w)), np.float32)
-    if q.shape[1] != w.shape[1]:
+    if q.shape[1] != padded_to(w.shape[1], VECTOR):
         misfit("int8_integers", q, w)
-    call(q.view(np.uint8), of_x, sums, w.view(np.uint8), scale, bias, y, *y.shape, q.shape[1])
+    call(q.view(np.uint8), of_x, sums, w.view(np.uint8), scale, bias, y, *y.shape, w.shape[1], q.shape[1])
     return y
 
 
@@ -158,7 +159,7 @@ of each, its largest size / 127). A row that is not finite has the scale NaN."""
 
 int8_integers: Any = Kernel("lowbit_int8_integers", _int8_integers, host=_int8_integers_host,
                             numba=_int8_integers_host.loop("lowbit"))
-"""y from (x int8 (M, K), scales and sums of its rows, w int8 (N, K), scale (N,), bias or None); K is 2^16 at most."""
+"""y from (x int8 (M, K padded to whole vectors), scales and sums of its rows, w int8 (N, K), scale (N,), bias or None); K is 2^16 at most."""
 
 int4_integers: Any = Kernel("lowbit_int4_integers", _int4_integers, host=_int4_integers_host,
                             numba=_int4_integers_host.loop("lowbit"))

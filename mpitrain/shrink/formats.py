@@ -106,7 +106,7 @@ MOST = 1 << 16                   # inputs of a layer whose exact sums of product
 class Whole(Format):
     """Formats whose products are of whole numbers: rows of x become int8, too."""
 
-    unit = 1                                      # numbers of a row of x are padded to whole ones
+    unit = lowbit.VECTOR                          # numbers of a row of x are padded to whole ones
     integers: Any = lowbit.int8_integers
 
     def unfit(self, outputs: int, inputs: int) -> str:

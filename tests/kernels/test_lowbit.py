@@ -36,7 +36,7 @@ def example(m: int, n: int, k: int, name: str) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_products_of_whole_numbers_have_equal_bits_in_all_versions(name: str) -> None:
-    unit, product = (1, lowbit.int8_integers) if name == "int8" else (lowbit.SPAN, lowbit.int4_integers)
+    unit, product = (lowbit.VECTOR, lowbit.int8_integers) if name == "int8" else (lowbit.SPAN, lowbit.int4_integers)
     for size in SIZES:
         x, w, scale, bias = example(*size, name)
         wanted = lowbit.rows.reference(x, unit, -1.0)
@@ -52,7 +52,7 @@ def test_products_of_whole_numbers_have_equal_bits_in_all_versions(name: str) ->
 @pytest.mark.parametrize("name", ["int8", "int4"])
 def test_they_are_what_the_whole_numbers_say(name: str) -> None:
     x, w, scale, bias = example(8, 65, 300, name)
-    unit, product = (1, lowbit.int8_integers) if name == "int8" else (lowbit.SPAN, lowbit.int4_integers)
+    unit, product = (lowbit.VECTOR, lowbit.int8_integers) if name == "int8" else (lowbit.SPAN, lowbit.int4_integers)
     q, of_x, sums = lowbit.rows(x, unit, -1.0)
     weight = FORMATS[name]().dequantize({"weight": w, "scale": scale}, 300).astype(np.float64)
     law = (q[:, :300].astype(np.float64) * of_x[:, None]) @ weight.T + bias
@@ -105,7 +105,7 @@ def test_other_cpus_give_the_same_bits(without: str, tmp_path: Path) -> None:
             ctypes.c_void_p(a.ctypes.data) if isinstance(a, np.ndarray) else None if a is None else
             ctypes.c_double(a) if isinstance(a, float) else ctypes.c_int64(a) for a in arguments])
     for m, n, k in SIZES:
-        for name, unit in (("int8", 1), ("int4", lowbit.SPAN)):
+        for name, unit in (("int8", lowbit.VECTOR), ("int4", lowbit.SPAN)):
             x, w, scale, bias = example(m, n, k, name)
             found = getattr(lowbit, f"_{name}_host").body(call(f"lowbit_{name}"), x, w, scale, bias)
             assert found.tobytes() == getattr(lowbit, name)(x, w, scale, bias).tobytes(), (name, m, n, k)

@@ -45,13 +45,14 @@ def lowbit_rows(x: Any, q: Any, scales: Any, sums: Any, m: int, k: int, padded: 
         sums[i] = total
 
 
-def lowbit_int8_integers(x: Any, of_x: Any, sums: Any, w: Any, scales: Any, bias: Any, y: Any, m: int, n: int, k: int) -> None:
+def lowbit_int8_integers(x: Any, of_x: Any, sums: Any, w: Any, scales: Any, bias: Any, y: Any, m: int, n: int, k: int,
+                         padded: int) -> None:
     left, right = x.view(np.int8), w.view(np.int8)
     for i in range(m):
         for j in range(n):
             total = np.int32(0)
             for r in range(k):
-                total = np.int32(total + np.int32(left[u(i * k + r)]) * np.int32(right[u(j * k + r)]))
+                total = np.int32(total + np.int32(left[u(i * padded + r)]) * np.int32(right[u(j * k + r)]))
             made = f(total) * (of_x[i] * scales[j])
             y[u(i * n + j)] = made + bias[j] if bias.size else made
 
