@@ -2,6 +2,7 @@
 
     int8    a scale for each output, whole numbers -127..127                         8 bits and 32/K
     int4    groups of 32 inputs with a float16 scale each, whole numbers -8..7       4.5 bits
+    int8-static     as int8-dynamic, with one scale for all inputs of the layer, found on calibration rows
     int8-dynamic, int4-dynamic      the same weights; each row of the layer's input becomes int8 on the way, with a scale of its own
 
 A weight is the whole number times the scale: symmetric, so zero stays zero. The group of int4 and the order of its nibbles are
@@ -134,3 +135,16 @@ class Int4Dynamic(Whole, Int4):
 
     unit = lowbit.SPAN
     integers = lowbit.int4_integers
+
+
+@FORMATS.register("int8-static")
+class Int8Static(Whole, Int8):
+    """int8 weights, and int8 inputs with one scale: see `calibrate`. Inputs beyond its range become its ends."""
+
+    calibrated, for_tables = True, False
+
+    def leaves(self, outputs: int, inputs: int) -> dict[str, tuple[tuple[int, ...], str]]:
+        return {**super().leaves(outputs, inputs), "input_scale": ((), "float32")}
+
+    def scale_of_rows(self, arrays: Arrays) -> float:
+        return float(arrays["input_scale"])

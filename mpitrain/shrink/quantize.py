@@ -30,8 +30,9 @@ class Chosen:
     left: list[tuple[str, str]]
 
 
-def choose(model: nn.Module, name: str, skip: Sequence[str] = (), folder: Path | None = None) -> Chosen:
+def choose(model: nn.Module, name: str, skip: Sequence[str] = (), folder: Path | None = None, least: int = LEAST) -> Chosen:
     """The layers that get the format `name` by the default rule, a function of shapes alone. `skip`: patterns with * of paths.
+    Layers with fewer weights than `least` stay in floats.
 
     ConfigError where a pattern matches no layer, and where nothing is left to quantize.
     """
@@ -42,7 +43,7 @@ def choose(model: nn.Module, name: str, skip: Sequence[str] = (), folder: Path |
             raise ConfigError(f'skip: no layer with a weight matches "{pattern}"{nearest(pattern, layers)}')
     formats, left = {}, []
     for path, layer in layers.items():
-        if why := "it is to be skipped" if any(fnmatchcase(path, p) for p in skip) else stays(layer, format):
+        if why := "it is to be skipped" if any(fnmatchcase(path, p) for p in skip) else stays(layer, format, least):
             left.append((path, why))
         else:
             formats[path] = name
@@ -60,7 +61,7 @@ def weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def stays(layer: nn.Module, format: Format) -> str:
+def stays(layer: nn.Module, format: Format, least: int = LEAST) -> str:
     """Why the default rule leaves a layer in floats; "" where it gets the format."""
     if isinstance(layer, LowBitLinear | LowBitEmbedding):
         return "it is in few bits already"
@@ -71,7 +72,7 @@ def stays(layer: nn.Module, format: Format) -> str:
     if isinstance(layer, nn.Embedding) and not format.for_tables:
         return "the format is for products"
     outputs, inputs = vars(layer)["weight"].global_shape
-    return f"{outputs * inputs:,} weights, and few bits pay from {LEAST:,} on" if outputs * inputs < LEAST else \
+    return f"{outputs * inputs:,} weights, and few bits pay from {least:,} on" if outputs * inputs < least else \
         format.unfit(outputs, inputs)
 
 
@@ -110,8 +111,11 @@ def in_formats(model: nn.Module, formats: Mapping[str, Any], folder: Path | None
             module.replace(layer, made)
 
 
-def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None = None) -> list[Row]:
+def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None = None,
+             input_scales: Mapping[str, float] | None = None) -> list[Row]:
     """Replaces these layers of a model that has its values, in place, and gives it memory anew; what became of each layer.
+
+    `input_scales`: of the layers by path whose formats are calibrated.
 
     ConfigError as of `in_formats`; NumericsError, which names the layer, where a weight is not finite.
     """
@@ -129,6 +133,10 @@ def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None =
             except (ShapeError, NumericsError) as error:
                 raise type(error)(f'layer "{path}": {error.message}') from None
             values |= {f"{path}.{name}": array for name, array in arrays.items()}
+            if layer.format.calibrated:
+                if path not in (input_scales or {}):
+                    raise ConfigError(f'layer "{path}": the format "{formats[path]}" needs the range of its inputs; calibrate it')
+                values[f"{path}.input_scale"] = np.float32(input_scales[path])      # type: ignore[index]
             rows.append(Row.of(path, formats[path], weights[path], layer.format.dequantize(arrays, layer.inputs),
                                sum(array.nbytes for array in arrays.values())))
     model.initialize(0, precision)

@@ -11,7 +11,7 @@ from launch import mpirun
 
 from mpitrain import nn
 from mpitrain.cli import main
-from mpitrain.errors import ConfigError, OutputError
+from mpitrain.errors import ConfigError, NumericsError, OutputError
 from mpitrain.shrink.quantize import LowBitLinear, choose, quantize
 from mpitrain.train.build.saved import load
 
@@ -152,3 +152,53 @@ def test_gradients_reach_what_lies_before_a_layer_in_few_bits() -> None:
     plain(x).sum().backward()
     for name in ("a.weight", "b.bias"):
         assert np.allclose(dict(model.named_parameters())[name].grad, dict(plain.named_parameters())[name].grad, atol=1e-4), name
+
+
+@pytest.mark.mpi
+def test_scales_of_inputs_have_the_same_bits_on_any_ranks(trained: Path) -> None:
+    found = []
+    for n in (1, 2, 4):
+        out = trained.with_name(f"static-{n}")
+        made_on = mpirun(n, "-m", "mpitrain", "quantize", str(trained), "--format", "int8-static", "--out", str(out), "--all",
+                         "--calibrate", "300")
+        assert made_on.rc == 0, made_on.err
+        found.append(json.loads((out / "run.json").read_text())["buffers_sha256"])
+    assert len(set(found)) == 1
+    few = load(out)
+    x = np.random.default_rng(0).random((7, 64)).astype(np.float32)
+    whole = load(trained).model(x).array
+    assert np.abs(few.model(x).array - whole).max() < 0.05 * np.abs(whole).max()
+
+
+def test_calibration_chooses_the_range_with_the_least_error() -> None:
+    from mpitrain.checkpoint.store import ALONE
+    from mpitrain.shrink.calibrate import ranges
+    x = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32)
+    x[0, 0] = 30                                  # one number far out, which is not worth a coarse scale for all
+    model = nn.Sequential(("a", nn.Linear(256, 256)))
+    model.initialize(0)
+    scale = ranges(model, ["a"], lambda chunk: x, 1, ALONE)["a"]
+
+    def error(s: float) -> float:
+        return float(((np.clip(np.rint(x / s), -127, 127) * s - x) ** 2).sum())
+    tried = [error(s) for s in np.geomspace(2 / 127, 40 / 127, 200)]
+    assert error(scale) < 1.05 * min(tried) and scale < 29 / 127
+
+
+@pytest.mark.parametrize(("value", "expected"), [(np.nan, "not finite"), (0.0, "inputs are zeros")])
+def test_calibration_refuses_inputs_without_a_range(value: float, expected: str) -> None:
+    from mpitrain.checkpoint.store import ALONE
+    from mpitrain.shrink.calibrate import ranges
+    model = nn.Sequential(("a", nn.Linear(4, 4)))
+    model.initialize(0)
+    with pytest.raises(NumericsError, match=expected):
+        ranges(model, ["a"], lambda chunk: np.full((2, 4), value, np.float32), 1, ALONE)
+
+
+@pytest.mark.parametrize("name", ["int8-dynamic", "int4-dynamic"])
+def test_dynamic_formats_are_close_and_do_not_depend_on_the_batch(trained: Path, name: str) -> None:
+    few, x = load(made(trained, name, "--all")), np.random.default_rng(0).random((9, 64)).astype(np.float32)
+    y = few.model(x).array
+    whole = load(trained).model(x).array
+    assert np.abs(y - whole).max() < (0.03 if "8" in name else 0.3) * np.abs(whole).max()
+    assert all(few.model(x[i:i + 1]).array.tobytes() == y[i].tobytes() for i in range(9))
