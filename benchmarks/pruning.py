@@ -46,14 +46,14 @@ def main() -> None:
         accuracy.run("data", "import", "idx", options.images.resolve(), "--out", "mnist", cwd=work)
         for seed in range(options.first, options.first + options.seeds):
             for name, more in ways(options.epochs).items():
-                accuracy.run("train", "mnist.toml", "--quiet", "--overwrite", f"run.seed={seed}", f"train.epochs={options.epochs}",
-                             "run.out=out", "checkpoint.best=false", *more, cwd=work)
+                accuracy.run("train", "mnist.toml", "--quiet", "--overwrite", f"run.seed={seed}", "run.out=out",
+                             f"train.epochs={options.epochs}", "checkpoint.best=false", *more, cwd=work)
                 record = accuracy.results(work / "out")
                 value = 100 * record["metrics"]["accuracy"]
                 found.setdefault(name, []).append(value)
-                line = {"seed": seed, "way": name, "accuracy": value, "zeros": record.get("pruned", {}).get("zeros", 0),
-                        "points": value - found["dense"][-1]}
-                print(f"seed {seed}  {name:15}  {value:.2f} %  {line['points']:+.2f} points  {line['zeros']:,} zeros", flush=True)
+                zeros = record.get("pruned", {}).get("zeros", 0)
+                line = {"seed": seed, "way": name, "accuracy": value, "points": value - found["dense"][-1], "zeros": zeros}
+                print(f"seed {seed}  {name:15}  {value:.2f} %  {line['points']:+.2f} points  {zeros:,} zeros", flush=True)
                 if options.json:
                     with open(options.json, "a") as file:
                         file.write(json.dumps(line) + "\n")

@@ -32,8 +32,8 @@ def sparsify(model: nn.Module) -> list[Sparsified]:
 
     Names, parameters and hashes stay. Layers of other kinds (convolutions) stay as they are.
     """
-    found, parents = [], dict(model.named_modules())
-    for name, layer in list(parents.items()):
+    found = []
+    for name, layer in list(model.named_modules()):
         if type(layer) is nn.Linear and name and layer.across is None:
             w = layer.weight.array
             form = form_that_pays(w) if isinstance(w, np.ndarray) else ""
@@ -41,7 +41,8 @@ def sparsify(model: nn.Module) -> list[Sparsified]:
             if form:
                 sparse = SparseLinear(layer, form)
                 sparse.train(layer.training)
-                replace(parents[name.rpartition(".")[0]], name.rpartition(".")[2], sparse)
+                for parent in list(model.modules()):          # of a layer that several use, each of them
+                    parent.replace(layer, sparse)
                 size = sparse.sparse.nbytes
             found.append(Sparsified(name, float(zeros), form, size))
     return found
