@@ -187,6 +187,10 @@ def checkpoint_lines(found: Checkpoint) -> Iterator[str]:
     rows = [(name, found.arrays[name].dtype.name, shape_text(found.arrays[name].shape), array_sha256(found.read(name))[:16])
             for name in found.arrays]
     yield from table(("array", "dtype", "shape", "sha256"), rows)
+    pruned = [name for name in found.arrays if name.startswith("mask/")]
+    if pruned:
+        from mpitrain.plan.zeros import zeros_lines
+        yield from zeros_lines(found, [name.removeprefix("mask/") for name in pruned])
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from launch import ROOT
 from runs import ok, record, refused, steps, train, without_times, write
 
 from mpitrain.checkpoint import store
+from mpitrain.plan.inspect import inspect
 
 LAYOUT = ("train.reproducible=layout", "train.micro_batches=4", "optimizer.schedule=constant", "optimizer.clip_norm=0",
           "train.steps=12", "train.eval_every=12", "model.hidden=[32,16]", "comm.bucket_mb=0.005")
@@ -86,8 +91,9 @@ def test_a_lottery_ticket_has_one_mask_and_one_curve_on_any_ranks(alone: Path, r
     """The weights are those of the step again, and so are the rate and the optimizer; then the ticket trains by itself."""
     options = (*LAYOUT, *PRUNE, f"shrink.rewind={rewind}", "checkpoint.every=1", "checkpoint.keep=99",
                "optimizer.schedule=cosine")
-    for ranks in (1, 2):
+    for ranks in (1, 2, 4) if rewind else (1, 2):
         ok(train(ranks, alone / "run.toml", *options, f"run.out=ticket{ranks}-{rewind}"))
+        assert pruned(alone / f"ticket{ranks}-{rewind}") == pruned(alone / f"ticket1-{rewind}")
     one, two = (alone / f"ticket{ranks}-{rewind}" for ranks in (1, 2))
     assert pruned(one) == pruned(two) and without_times(steps(one)) == without_times(steps(two))
     end = store.chosen(one / "checkpoints", 8)
@@ -125,3 +131,16 @@ def test_what_does_not_fit_the_run_is_refused(alone: Path) -> None:
             'did you mean "head"')
     refused(train(2, config, "shrink.prune=n:m", "shrink.pattern=2:4", "mesh.tp=2", "model.hidden=[20,10]", "run.out=x",
                   "mesh.plan={linear0=\"column\", linear1=\"row\"}"), 78, 'cuts the rows of "linear1.weight" into parts of 10')
+
+
+def test_inspect_says_the_share_of_zeros_of_each_weight(alone: Path) -> None:
+    lines = [line.split() for line in inspect(alone / "one", [])]
+    assert ["linear0.weight", "1,638", "of", "2,048", "80.0%"] in lines and ["all", "2,176", "of", "2,720", "80.0%"] in lines
+
+
+def test_a_run_that_prunes_nothing_reads_none_of_it(alone: Path) -> None:
+    program = ("import sys; from mpitrain.cli import main; main(['inspect', 'run.toml']); "
+               "print([name for name in sys.modules if name.startswith('mpitrain.shrink') or name.endswith('pruning')])")
+    done = subprocess.run([sys.executable, "-c", program], cwd=alone, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
