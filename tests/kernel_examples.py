@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.kernels import attention, flash_attention, lowbit, optimizer, rows
+from mpitrain.kernels import attention, flash_attention, lowbit, optimizer, rows, sparse
 from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.pointwise import ACTIVATIONS
@@ -100,6 +100,12 @@ def recurrent(*widths: tuple[int, ...] | None, then: tuple[Any, ...] = (), toler
     """
     return Example(lambda rng, dtype: (*(None if w is None else (normal(rng, dtype, w)[0] / 6).astype(dtype) for w in widths),
                                        np.array([9, 8, 6, 1]), True, *then), tolerance)
+
+
+def sparse_arguments(rng: Any, dtype: Any, form: str) -> tuple[Any, ...]:
+    x, w, bias = normal(rng, dtype, (75, 45), (48, 45), (48,))
+    w *= rng.random((48, 45)) < 0.3 if form == "csr" else np.repeat(rng.random((3, 45)) < 0.3, 16, axis=0)
+    return x, *(sparse.to_csr(w) if form == "csr" else sparse.to_blocks(w)), bias
 
 
 WINDOW = Window((3, 2), (2, 1), (1, 2), (1, 2))           # images of 7x6 become 4x8
@@ -199,6 +205,8 @@ EXAMPLES: dict[str, Example] = {
     **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), AND_SLOPE),
     **dict.fromkeys(("slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad"), GRADIENT),
     "product": Example(product_arguments, 3e-6),
+    "block_product": Example(lambda rng, dtype: sparse_arguments(rng, dtype, "blocks"), 3e-6),
+    "csr_product": Example(lambda rng, dtype: sparse_arguments(rng, dtype, "csr"), 3e-6),
     "product_bfloat16": Example(product_arguments, 3e-6, ("float32",)),
     "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
     "random_uniform": STREAM,

@@ -234,12 +234,14 @@ class State:
         """``parameters_sha256`` and ``buffers_sha256``, as in run.json, for this rank's copy; communicates only if no rank has a
         whole one. Arrays that are cut themselves are put together one at a time.
         """
-        return {f"{kind.prefix}_sha256": self._sha256(kind) for kind in (self.parameters, self.buffers)}
+        return {f"{kind.prefix}_sha256": self.sha256(kind) for kind in (self.parameters, self.buffers)}
 
-    def _sha256(self, kind: Kept) -> str:
+    def sha256(self, kind: Kept) -> str:
+        """The hash of all arrays of a kind, over the whole model. It communicates where ranks have parts."""
         held = {one.leaf.key: one for one in kind.placed() if not getattr(one.leaf, "twin_of", "")}
         mesh, control = self.mesh, self.control
-        if mesh is None or control is None or not self.is_cut:
+        sliced = self.shards is not None and kind not in (self.parameters, self.buffers)
+        if mesh is None or control is None or not (self.is_cut or sliced):
             return total_sha256(array_line(name, asnumpy(one.array)) for name, one in held.items())
         own = {name: one for name, one in held.items() if one.is_ours(mesh)}
         lines = [array_line(name, asnumpy(one.array)) for name, one in own.items() if one.is_whole]
@@ -254,7 +256,7 @@ class State:
         whole = np.zeros(self._shapes[kind.of + name], kind.dtype_of(name))
         for part, start in own.boxes(asnumpy(own.array)) if own is not None else ():
             whole[tuple(slice(a, a + n) for a, n in zip(start, part.shape))] = part
-        control.allreduce(whole.reshape(-1).view(np.int8 if whole.nbytes % 4 else np.int32), name=f"the bytes of {name}")
+        control.allreduce(whole.reshape(-1).view(np.uint8 if whole.nbytes % 4 else np.int32), name=f"the bytes of {name}")
         return whole
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mpitrain.errors import ShapeError
 from mpitrain.nn.module import Module
-from mpitrain.nn.parameter import Described, Parameter
+from mpitrain.nn.parameter import Parameter
 
 __all__ = ["Identity", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList"]
 
