@@ -7,12 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.kernels import attention, flash_attention, optimizer, rows
+from mpitrain.kernels import attention, flash_attention, lowbit, optimizer, rows, sparse
 from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.pool import Side, window_maximum
 from mpitrain.kernels.resample import Taps
+from mpitrain.shrink.formats import FORMATS
 
 KEY = 0xF234567890ABCDEF
 
@@ -101,6 +102,12 @@ def recurrent(*widths: tuple[int, ...] | None, then: tuple[Any, ...] = (), toler
                                        np.array([9, 8, 6, 1]), True, *then), tolerance)
 
 
+def sparse_arguments(rng: Any, dtype: Any, form: str) -> tuple[Any, ...]:
+    x, w, bias = normal(rng, dtype, (75, 45), (48, 45), (48,))
+    w *= rng.random((48, 45)) < 0.3 if form == "csr" else np.repeat(rng.random((3, 45)) < 0.3, 16, axis=0)
+    return x, *(sparse.to_csr(w) if form == "csr" else sparse.to_blocks(w)), bias
+
+
 WINDOW = Window((3, 2), (2, 1), (1, 2), (1, 2))           # images of 7x6 become 4x8
 ROWS, COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)
 VALUES = Example(lambda rng, dtype: (points(rng, dtype),), 2e-6)
@@ -108,7 +115,22 @@ AND_SLOPE = Example(lambda rng, dtype: ((x := points(rng, dtype)), x), 2e-6)
 GRADIENT = Example(lambda rng, dtype: (points(rng, dtype), points(rng, dtype), np.empty(33, dtype)), 2e-6)
 STREAM = Example(lambda rng, dtype: (np.empty(1037, dtype), KEY, (1 << 40) - 5), dtypes=("float64",))
 
+def low_bits(name: str, whole: bool = False) -> Example:
+    """A product with a weight (21, 131) in the format `name`, of floats or (`whole`) of whole numbers."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        x, weight, bias = normal(rng, dtype, (9, 131), (21, 131), (21,))
+        arrays = FORMATS[name]().quantize(weight)
+        given = lowbit.rows.reference(x, lowbit.VECTOR if name == "int8" else lowbit.SPAN, -1.0) if whole else (x,)
+        return *given, arrays["weight"], arrays["scale"], bias
+    return Example(arguments, 0.0 if whole else 1e-6, ("float32",))
+
+
 EXAMPLES: dict[str, Example] = {
+    "lowbit_int4": low_bits("int4"),
+    "lowbit_int4_integers": low_bits("int4", whole=True),
+    "lowbit_int8": low_bits("int8"),
+    "lowbit_int8_integers": low_bits("int8", whole=True),
+    "lowbit_rows": Example(lambda rng, dtype: (*normal(rng, dtype, (9, 131)), 32, -1.0), 0.0, ("float32",)),
     "attention_weights": of_shapes((2, 3, 21, 19), then=(0.5, True), tolerance=1e-6),
     "attention_weights_gradient": Example(lambda rng, dtype: (
         attention.attention_weights.reference(*normal(rng, dtype, (2, 21, 19)), 0.5, True), *normal(rng, dtype, (2, 21, 19)),
@@ -183,6 +205,8 @@ EXAMPLES: dict[str, Example] = {
     **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), AND_SLOPE),
     **dict.fromkeys(("slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad"), GRADIENT),
     "product": Example(product_arguments, 3e-6),
+    "block_product": Example(lambda rng, dtype: sparse_arguments(rng, dtype, "blocks"), 3e-6),
+    "csr_product": Example(lambda rng, dtype: sparse_arguments(rng, dtype, "csr"), 3e-6),
     "product_bfloat16": Example(product_arguments, 3e-6, ("float32",)),
     "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
     "random_uniform": STREAM,

@@ -69,14 +69,21 @@ class Kept:
     exact = True                                              # a checkpoint with other names under the prefix is refused
 
     def __init__(self, prefix: str, placed: Callable[[], Iterable[Placed]], dtype: Any, *, of: str = "parameters",
-                 among: Callable[[str], bool] | None = None, shape: StateShape | None = None):
+                 among: Callable[[str], bool] | None = None, shape: StateShape | None = None,
+                 others: Mapping[str, Any] | None = None):
         self.prefix, self.placed, self.dtype, self.of, self.among = prefix, placed, np.dtype(str(dtype)), f"{of}/", among
         self.shape: StateShape = shape or (lambda whole: whole)
+        self.others = others or {}                            # dtypes of leaves, by name, that have others than `dtype`
 
     def expected(self, shapes: Shapes) -> Expected:
         """The names, shapes and dtypes that a checkpoint must have of this kind."""
-        return {f"{self.prefix}/{name.removeprefix(self.of)}": (self.shape(shape), self.dtype) for name, shape in shapes.items()
-                if name.startswith(self.of) and (self.among is None or self.among(name.removeprefix(self.of)))}
+        own = {name.removeprefix(self.of): shape for name, shape in shapes.items() if name.startswith(self.of)}
+        return {f"{self.prefix}/{name}": (self.shape(shape), self.dtype_of(name)) for name, shape in own.items()
+                if self.among is None or self.among(name)}
+
+    def dtype_of(self, name: str) -> np.dtype[Any]:
+        """The dtype of a leaf's array."""
+        return np.dtype(self.others.get(name, self.dtype))
 
     def name(self, leaf: Described) -> str:
         return f"{self.prefix}/{leaf.key}"
@@ -137,8 +144,8 @@ class State:
         self._shapes, storage = whole_shapes(whole or model), model.storage
         assert storage is not None
         self.parameters = Kept("parameters", self._parameters, storage.dtype)
-        self.buffers = Kept("buffers", lambda: [Placed(b, b.array) for _, b in model.named_buffers()], storage.dtype,
-                            of="buffers")
+        self.buffers = Kept("buffers", lambda: [Placed(b, b.array) for _, b in model.named_buffers()], storage.dtype, of="buffers",
+                            others={name: b.kind for name, b in (whole or model).named_buffers() if b.kind})
         self.kept: list[Kept | Values] = [self.parameters, self.buffers]
         if optimizer is not None:
             sliced = self.shards is not None
@@ -227,12 +234,14 @@ class State:
         """``parameters_sha256`` and ``buffers_sha256``, as in run.json, for this rank's copy; communicates only if no rank has a
         whole one. Arrays that are cut themselves are put together one at a time.
         """
-        return {f"{kind.prefix}_sha256": self._sha256(kind) for kind in (self.parameters, self.buffers)}
+        return {f"{kind.prefix}_sha256": self.sha256(kind) for kind in (self.parameters, self.buffers)}
 
-    def _sha256(self, kind: Kept) -> str:
+    def sha256(self, kind: Kept) -> str:
+        """The hash of all arrays of a kind, over the whole model. It communicates where ranks have parts."""
         held = {one.leaf.key: one for one in kind.placed() if not getattr(one.leaf, "twin_of", "")}
         mesh, control = self.mesh, self.control
-        if mesh is None or control is None or not self.is_cut:
+        sliced = self.shards is not None and kind not in (self.parameters, self.buffers)
+        if mesh is None or control is None or not (self.is_cut or sliced):
             return total_sha256(array_line(name, asnumpy(one.array)) for name, one in held.items())
         own = {name: one for name, one in held.items() if one.is_ours(mesh)}
         lines = [array_line(name, asnumpy(one.array)) for name, one in own.items() if one.is_whole]
@@ -244,10 +253,10 @@ class State:
 
     def _put_together(self, kind: Kept, name: str, own: Placed | None, control: Channel) -> np.ndarray[Any, Any]:
         """A cut array as a whole, on every rank: bytes are added where all others have zeros."""
-        whole = np.zeros(self._shapes[kind.of + name], kind.dtype)
+        whole = np.zeros(self._shapes[kind.of + name], kind.dtype_of(name))
         for part, start in own.boxes(asnumpy(own.array)) if own is not None else ():
             whole[tuple(slice(a, a + n) for a, n in zip(start, part.shape))] = part
-        control.allreduce(whole.reshape(-1).view(np.int32), name=f"the bytes of {name}")
+        control.allreduce(whole.reshape(-1).view(np.uint8 if whole.nbytes % 4 else np.int32), name=f"the bytes of {name}")
         return whole
 
 

@@ -19,6 +19,9 @@ POLICIES: Registry[Any] = Registry("policy")
 for _name, _policy in (("none", "replicated:Replicated"), ("optimizer", "sharded:ShardedOptimizer"),
                        ("gradients", "sharded:ShardedGradients"), ("parameters", "sharded:ShardedParameters")):
     POLICIES.register_later(_name, f"mpitrain.parallel.policies.{_policy}")
+PRUNERS: Registry[Any] = Registry("pruning rule")
+for _name, _rule in (("magnitude", "Magnitude"), ("n:m", "NOfM"), ("block", "Block")):
+    PRUNERS.register_later(_name, f"mpitrain.shrink.rules:{_rule}")
 STATES = ("none", "optimizer", "gradients", "parameters")     # what a policy `cuts` over data-parallel ranks, with those before
 Offloaded: TypeAlias = Literal["none", "host", "file"]
 Progressing: TypeAlias = Literal["poll", "thread", "auto"]
@@ -38,6 +41,7 @@ class RunConfig:
 class ModelConfig:
     name: str = ""
     init_from: str = ""                      # a run folder or checkpoint that gives the first parameters
+    formats: dict[str, Any] = field(default_factory=dict)         # layers that are kept in few bits: path -> FORMATS' name
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the model takes
 
 
@@ -148,6 +152,19 @@ class CommConfig:
 
 
 @dataclass(frozen=True)
+class ShrinkConfig:
+    prune: str = ""                          # one of PRUNERS; or the user's own rule, "file.py:name"; "": nothing is pruned
+    sparsity: float = 0.0                    # share of zeros in the end; the pattern of "n:m" has its own
+    pattern: str = ""                        # "2:4" of "n:m", "16x1" (rows x columns) of "block"
+    scope: Literal["layer", "global"] = "layer"      # whose smallest weights are pruned: each layer's, or those of all
+    begin: int = 0                           # steps; cubic from begin to end
+    end: int = 0
+    every: int = 1
+    rewind: int | str = "never"              # the step whose weights all go back to at the end, once
+    skip: tuple[str, ...] = ()               # layers that stay whole: names, with *
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     every: int = 0                           # steps; 0: at the end only
     keep: int = 2
@@ -181,6 +198,7 @@ class Config:
     train: TrainConfig = TrainConfig()
     mesh: MeshConfig = MeshConfig()
     comm: CommConfig = CommConfig()
+    shrink: ShrinkConfig = ShrinkConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     origin: Origin | None = field(default=None, compare=False, repr=False)      # None: made in Python

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal
 
-from mpitrain.config.sections import POLICIES, SECTIONS, CommConfig, Config, keys_of
+from mpitrain.config.sections import POLICIES, PRUNERS, SECTIONS, CommConfig, Config, ShrinkConfig, keys_of
 from mpitrain.errors import nearest
 
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
@@ -19,13 +19,14 @@ LAYOUT = 'train.reproducible = "layout"'
 LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micro_batches": 0, "train.threads": 0,
          "train.eval_every": 0, "train.copy_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0,
          "mesh.ep": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
-         "optimizer.warmup_steps": 0, "run.seed": 0}
+         "optimizer.warmup_steps": 0, "run.seed": 0,
+         "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s")
 WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
-WORDS["comm.sharding"] = POLICIES
-OWN = ("comm.sharding",)                 # keys that may name a user's own thing, too
+WORDS["comm.sharding"], WORDS["shrink.prune"] = POLICIES, ("", *PRUNERS)
+OWN = ("comm.sharding", "shrink.prune")                 # keys that may name a user's own thing, too
 
 PATHS = ("run.out", "data.path", "data.validation", "model.init_from", "optimizer.offload_folder")
 LONGEST_NAME, LONGEST_PATH = 255, 4095   # bytes: NAME_MAX of all file systems but a few, which have less; PATH_MAX less its last
@@ -158,7 +159,38 @@ def times(config: Config) -> Iterator[Refusal]:
                ("train.stop_before",))
 
 
-VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times)
+def pruning(config: Config) -> Iterator[Refusal]:
+    s = config.shrink
+    if not s.prune:
+        given = [key for key in keys_of("shrink") if getattr(s, key) != getattr(ShrinkConfig, key)]
+        if given:
+            yield (f"shrink.{given[0]} is there, and nothing is pruned; set shrink.prune to {', '.join(map(toml, PRUNERS))}, or "
+                   f"leave shrink.{given[0]} out", (f"shrink.{given[0]}", "shrink.prune"))
+        return
+    keys = ("shrink.sparsity", "shrink.prune")
+    if s.prune == "n:m" and s.sparsity:
+        yield f'shrink.sparsity = {s.sparsity} is not for "n:m", whose pattern is the share of zeros; leave it out', keys
+    elif s.prune != "n:m" and not 0 < s.sparsity < 1:
+        yield f"shrink.sparsity must lie in (0, 1), found {_written(s.sparsity)}", keys
+    if s.prune in ("n:m", "block") and not s.pattern:
+        yield (f'shrink.prune = "{s.prune}" needs shrink.pattern, such as {"2:4" if s.prune == "n:m" else "16x1"}',
+               ("shrink.pattern", "shrink.prune"))
+    for key, rules, value in (("pattern", ("magnitude",), s.pattern), ("scope", ("n:m",), s.scope == "global")):
+        if s.prune in rules and value:
+            yield (f'shrink.{key} = "{getattr(s, key)}" is not for shrink.prune = "{s.prune}"; leave it out',
+                   (f"shrink.{key}", "shrink.prune"))
+    if s.begin > s.end:
+        yield f"shrink.begin = {s.begin} comes after shrink.end = {s.end}; set shrink.end to {s.begin} or more", \
+            ("shrink.begin", "shrink.end")
+    if not (s.rewind == "never" if isinstance(s.rewind, str) else 0 <= s.rewind < max(1, s.end)):
+        yield (f'shrink.rewind must be "never", or a step before shrink.end = {s.end}, when weights go back; found '
+               f"{toml(s.rewind)}", ("shrink.rewind", "shrink.end"))
+    if ":" in config.comm.sharding:
+        yield (f'shrink.prune = "{s.prune}" is not for comm.sharding = "{config.comm.sharding}", whose updates nobody masks; set '
+               'comm.sharding to one of ours', ("shrink.prune", "comm.sharding"))
+
+
+VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times, pruning)
 
 
 def _written(value: float | str) -> str:

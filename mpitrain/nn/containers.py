@@ -7,7 +7,7 @@ from typing import Any
 
 from mpitrain.errors import ShapeError
 from mpitrain.nn.module import Module
-from mpitrain.nn.parameter import Described, Parameter
+from mpitrain.nn.parameter import Parameter
 
 __all__ = ["Identity", "ModuleDict", "ModuleList", "ParameterDict", "ParameterList"]
 
@@ -33,11 +33,6 @@ class _Held(Module):
 
     def _members(self) -> Iterator[tuple[str, Any]]:
         yield from self.parts.items()
-
-    def replace(self, leaf: Described, by: Described) -> None:
-        for name, part in self.parts.items():
-            if part is leaf:
-                self.parts[name] = by
 
     def _put(self, name: str, part: Any) -> None:
         if not isinstance(part, self.kind):

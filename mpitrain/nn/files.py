@@ -10,6 +10,7 @@ FILES = {
     "containers": "Identity ModuleDict ModuleList ParameterDict ParameterList",
     "conv": "Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d",
     "instance_norm": "InstanceNorm1d InstanceNorm2d InstanceNorm3d LocalResponseNorm",
+    "lowbit": "Format LowBitEmbedding LowBitLinear",
     "losses": """
         BCELoss BCEWithLogitsLoss CrossEntropyLoss DiceLoss FocalLoss HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss MSELoss
         MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss PoissonNLLLoss SmoothL1Loss SoftMarginLoss""",

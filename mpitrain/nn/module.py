@@ -132,13 +132,15 @@ class Module(Checked):
             if isinstance(child, Module):
                 yield from ((f"{name}.{rest}" if rest else name, module) for rest, module in child._modules())
 
-    def replace(self, leaf: Described, by: Described) -> None:
-        """Uses `by` wherever this module itself, not one below it, uses `leaf`."""
+    def replace(self, part: Described | Module, by: Described | Module) -> None:
+        """Uses `by` wherever this module itself, not one below it, uses `part`, a leaf or a module."""
         for name, value in list(vars(self).items()):
-            if value is leaf:
+            if value is part:
                 setattr(self, name, by)
-            elif isinstance(value, (list, tuple)) and any(item is leaf for item in value):
-                setattr(self, name, type(value)([by if item is leaf else item for item in value]))
+            elif isinstance(value, (list, tuple)) and any(item is part for item in value):
+                setattr(self, name, type(value)([by if item is part else item for item in value]))
+            elif isinstance(value, dict):
+                value.update({key: by for key, item in value.items() if item is part})
 
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
@@ -183,7 +185,7 @@ class Module(Checked):
     def _fill_buffers(self, seed: int, storage: FlatLayout) -> None:
         device = storage.device
         for _, buffer in self.named_buffers():
-            values = device.xp.empty(buffer.size, storage.dtype)
+            values = device.xp.empty(buffer.size, buffer.dtype_in(storage.dtype))
             buffer.fill(seed, values, 0, device.xp)
             buffer.array = values.reshape(buffer.shape)
             buffer.mark_changed()

@@ -252,12 +252,23 @@ class Parameter(Described):
 
 
 class Buffer(Described):
-    """State that is kept and saved with the model but not trained, for instance running statistics."""
+    """State that is kept and saved with the model but not trained, for instance running statistics.
 
-    __slots__ = ()
+    `kind` is its dtype, where that is not the model's: "int8" of a weight in few bits.
+    """
+
+    __slots__ = ("kind",)
+
+    def __init__(self, shape: Sequence[int], init: Initialiser, kind: str = ""):
+        super().__init__(shape, init)
+        self.kind = kind
+
+    def dtype_in(self, model: Any) -> Any:
+        """Its dtype in a model whose floats have the dtype `model`."""
+        return np.dtype(self.kind) if self.kind else model
 
     def like(self, another: Another) -> Described:
-        return Buffer(self.global_shape, self.init) if type(self) is Buffer else super().like(another)
+        return Buffer(self.global_shape, self.init, self.kind) if type(self) is Buffer else super().like(another)
 
 
 Another = Callable[[Described], Described]

@@ -61,10 +61,10 @@ class _Computed(Module):
     def _weight(self) -> Tensor:
         raise NotImplementedError
 
-    def replace(self, leaf: Described, by: Described) -> None:
-        super().replace(leaf, by)
+    def replace(self, part: Described | Module, by: Described | Module) -> None:
+        super().replace(part, by)
         for value in vars(self).values():         # what starts from the weight starts from its twin
-            if isinstance(value, (Magnitude, Singular)) and value.of is leaf:
+            if isinstance(value, (Magnitude, Singular)) and value.of is part:
                 assert isinstance(by, Parameter)
                 value.of = by
 

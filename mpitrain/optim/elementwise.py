@@ -8,7 +8,7 @@ so the bits of an element do not depend on how ranks cut the arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpitrain.backend import Array, array_module
@@ -20,6 +20,8 @@ BLOCK = 1 << 14            # elements: a block of each of the arrays of a rule, 
 
 class Elementwise(Optimizer):
     """A subclass defines `rule`; `g` is memory of its own, with the sign and the scale of the gradients in it already."""
+
+    first_values: Mapping[str, float] = {}
 
     def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
         parts, n = self.parts(run), run.stop - run.start
@@ -33,9 +35,15 @@ class Elementwise(Optimizer):
 
     def started_at(self, **values: float) -> None:
         """Gives states other first values than 0."""
+        self.first_values = values
         for name, value in values.items():
             if value:
                 self.state[name].fill(value)
+
+
+    def restart(self) -> None:
+        super().restart()
+        self.started_at(**self.first_values)
 
 
 class Adagrad(Elementwise):

@@ -227,6 +227,11 @@ class Grouped(Optimizer):
                             segments=own)
         self.steps = step
 
+    def restart(self) -> None:
+        for _, _, rule in self.rules:
+            rule.restart()
+        self.steps = 0
+
     def step(self) -> Any:
         """One update from the parameters' own gradients; then groups are thawed whose next step is their first."""
         super().step()

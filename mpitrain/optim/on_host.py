@@ -82,6 +82,10 @@ class OnHost(Optimizer):
             overwrite(self.device_storage.values[s.start:s.stop], self.host.values[s.start:s.stop])
         self.steps, self._seen = step, self._changes()
 
+    def restart(self) -> None:
+        self.inner.restart()
+        self.steps = 0
+
     def _refresh(self) -> None:
         if self._seen == self._changes():
             return

@@ -214,6 +214,12 @@ class Optimizer:
         arena = self.storage.attach_gradients()
         self.update(arena, lr=self.lr, step=self.steps + 1, segments=self.present())
 
+    def restart(self) -> None:
+        """Forgets all steps: states have their first values again."""
+        for flat in self.state.values():
+            flat.fill(0)
+        self.steps = 0
+
     def present(self) -> list[Segment]:
         """The segments of the parameters that have a gradient, which lies in the storage's arena then."""
         present = []

@@ -29,6 +29,7 @@ from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.placement.stages import Stage, whole
 from mpitrain.plan.lent import lent_memory
+from mpitrain.plan.low_bits import table_lines
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.memory_lines import forecast_lines, table
 from mpitrain.schedules.grid import REPLICAS, Grid, fit
@@ -40,7 +41,7 @@ from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.offload import files_folder, new_file
 from mpitrain.train.build.trial import try_samples
-from mpitrain.train.build.validate import refuse_parts, validate
+from mpitrain.train.build.validate import refuse_cuts, refuse_parts, validate
 
 
 def inspect(path: Path, overrides: list[str], *, ranks: int | None = None) -> Iterator[str]:
@@ -75,6 +76,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
     n_parameters, placed = model.count_parameters(), place(model, grid, m, config.train, config.comm)
     refuse_parts(valid.whole_parameters, placed)
+    refuse_cuts(config, placed)
     try_by_itself(config, placed, made.loss, inputs)
     observers_of(config)
     block, cp, n_micro, pp = config.model.arguments.get("block"), grid.size("cp"), valid.n_micro, grid.size("pp")
@@ -174,6 +176,8 @@ def inspect_checkpoint(folder: Path, run: Path) -> Iterator[str]:
         for key in ("status", "steps", "ranks", "mesh", "parameters_sha256", "buffers_sha256", "metrics"):
             if key in about:
                 yield f"{key}: {json.dumps(about[key])}"
+        if (made := about.get("made", {})).get("by") == "quantize":
+            yield from table_lines(made)
     if (run / "trace.json").is_file():
         yield f"profile: {run / 'trace.json'} (open it in ui.perfetto.dev)"
     names = ", ".join(path.name for path in candidates(folder))
@@ -186,6 +190,10 @@ def checkpoint_lines(found: Checkpoint) -> Iterator[str]:
     rows = [(name, found.arrays[name].dtype.name, shape_text(found.arrays[name].shape), array_sha256(found.read(name))[:16])
             for name in found.arrays]
     yield from table(("array", "dtype", "shape", "sha256"), rows)
+    pruned = [name for name in found.arrays if name.startswith("mask/")]
+    if pruned:
+        from mpitrain.plan.zeros import zeros_lines
+        yield from zeros_lines(found, [name.removeprefix("mask/") for name in pruned])
 
 
 def shape_text(shape: tuple[int, ...]) -> str:

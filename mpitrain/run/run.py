@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpitrain import nn
 from mpitrain.backend import keep_freed_memory
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
@@ -291,6 +292,12 @@ class Run(AbstractContextManager["Run"]):
             with guard.symmetric():
                 used = evaluating.put_to_use(self.config, session, found)
             yield used
+
+    def calibrate(self, model: nn.Module, layers: Sequence[str], rows: int) -> dict[str, float]:
+        """The scales of the inputs of layers (paths) of a whole saved model, over the first training rows; the same on any ranks."""
+        from mpitrain.run import calibrating
+        with self._at_work():
+            return calibrating.calibrate(self._open(), model, layers, rows)
 
     def evaluate(self, source: Path, step: int | str | None = None) -> Evaluated:
         """The metrics, on the validation data, of a checkpoint of the run in the folder `source`: of the newest one, of that of a

@@ -31,7 +31,8 @@ SAME_BITS = ("relu", "sigmoid", "gelu", "gelu_tanh", "silu", "gelu_and_slope", "
              "cross_entropy_grad", "scatter_add_rows", "sgd", "sgd_momentum", "adam", "lamb", "rmsprop", "square_sums",
              "random_words", "column_sums", "resample", "subsample", "subsample_gradient", "erf", "erfc", "erfcx", "erfinv",
              "remainder", "fmod", "logaddexp", "replace", "cumsum", "cumprod", "cumprod_gradient", "prod_gradient", "prod",
-             "cumextremum", "extreme", "place_of_rank", "gather", "scatter", "triangle")
+             "cumextremum", "extreme", "place_of_rank", "gather", "scatter", "triangle", "block_product", "csr_product",
+             "lowbit_rows", "lowbit_int8_integers", "lowbit_int4_integers")
 
 
 def arrays_of(value: Any) -> list[np.ndarray]:

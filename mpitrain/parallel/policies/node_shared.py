@@ -103,7 +103,7 @@ class NodeShared(Policy):
         return GradientNorm(once, self.mesh, self.context.control)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
-        self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=self.own())
+        self.change(gradients, lr, scale, self.own())
         for segment in self.storage.segments:                 # The parts of other ranks change too.
             segment.parameter.mark_changed()
 
@@ -148,11 +148,11 @@ class NodeShared(Policy):
     def _update_slice(self, parts: Sequence[Part]) -> None:
         """The update after a sum for which C had no passes."""
         if self.is_updated:
-            self.optimizer.update(self.reducer.gradients, lr=self.rate(self.step), step=self.step + 1, segments=parts)
+            self.change(self.reducer.gradients, self.rate(self.step - self.behind), segments=parts)
 
     def _passes(self, own: OwnSlice, start: int) -> Any:
         """The update of a slice, whose bucket begins at element `start`, for C; None where C cannot do it."""
-        if not self._part:
+        if not self._part or self.masks is not None:
             return None
         trained = [part.parameter.requires_grad for part in own.parts]
         if own.passes is None or own.trained != trained:      # Parameters may be frozen from one step to the next.
@@ -163,12 +163,15 @@ class NodeShared(Policy):
         if self._scalars_step != self.step:
             self._scalars_step = self.step
             for decay, scalars in self._scalars.items():
-                scalars[...] = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, self.optimizer.sign)
+                scalars[...] = self._numbers(decay)
         return own.passes
+
+    def _numbers(self, decay: float) -> tuple[float, ...]:
+        return self.optimizer.scalars(decay, self.rate(self.step - self.behind), self.step + 1 - self.began, self.optimizer.sign)
 
     def _scalars_for(self, decay: float) -> Array:
         if decay not in self._scalars:
-            values = self.optimizer.scalars(decay, self.rate(self.step), self.step + 1, self.optimizer.sign)
+            values = self._numbers(decay)
             self._scalars[decay] = np.array(values, self.storage.values.dtype)
         return self._scalars[decay]
 

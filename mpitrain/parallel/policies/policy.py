@@ -82,6 +82,9 @@ class Policy(ABC):
         self.bucket_bytes = setup.config.comm.bucket_bytes
         self.clip_norm = setup.config.optimizer.clip_norm
         self.step = 0                        # Updates done.
+        self.behind = 0                      # Steps by which the learning rate has been set back.
+        self.began = 0                       # The step after which the optimizer began anew.
+        self.masks: Any = None               # A `shrink.masks.Masks`, which each update ends with.
         self.goes_on = setup.config.train.on_nan != "stop"
         self.blamed = ""                     # The parameter whose gradient was the first not finite in the last step, if one was.
         self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip
@@ -105,6 +108,18 @@ class Policy(ABC):
     @abstractmethod
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         """Changes the parameters; `gradients` times `scale` are the summed and clipped ones of `storage`."""
+
+    def change(self, gradients: Any, lr: float, scale: float = 1.0, segments: Sequence[Segment] | None = None) -> None:
+        """The optimizer's update of `segments` of the storage (default: all), and the zeros of pruned weights there."""
+        self.optimizer.update(gradients, lr=lr, step=self.step + 1 - self.began, scale=scale, segments=segments)
+        if self.masks is not None:
+            self.masks.apply(segments)
+
+    def publish(self) -> None:
+        """Gives all ranks the values that each has written to its `own` parts outside of an update. It communicates."""
+        for segment in self.layout.segments:
+            segment.parameter.mark_changed()
+        self.settle()
 
     def own(self) -> Sequence[Segment]:
         """The parts of parameters whose gradients this rank has, and updates."""
@@ -180,7 +195,7 @@ class Policy(ABC):
         are now, and the reducer's gradient; where `begun`, of the exchange that this call has ended.
         """
         gradients = self.own_gradients(self.reducer.finish())
-        lr, norm, self.blamed = self.rate(self.step), None, ""
+        lr, norm, self.blamed = self.rate(self.step - self.behind), None, ""
         self.rows.apply()
         if not self.is_updated:                               # A step added here belongs into `needs_all_gradients`, too.
             if self.tied is not None:
@@ -190,7 +205,7 @@ class Policy(ABC):
                 self.update(gradients, lr, scale)
             elif not self.blamed:
                 self.minimise(again, lr)
-        self.optimizer.steps = self.step + 1
+        self.optimizer.steps = self.step + 1 - self.began
         self.settle()
         if self.blamed:
             self.statistics.total()                           # They are left out as the gradients are.

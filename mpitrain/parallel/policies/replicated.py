@@ -30,4 +30,4 @@ class Replicated(Policy):
         return self.reducer_over(self.bucket_sum(), apart=apart, allocate=self.channel.allocate if shared else None)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
-        self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale)
+        self.change(gradients, lr, scale)

@@ -60,7 +60,7 @@ class Sharded(Policy):
         self.values_written()
         works = []
         for unit in self.shards.units:
-            self.optimizer.update(gradients, lr=lr, step=self.step + 1, scale=scale, segments=unit.parts)
+            self.change(gradients, lr, scale, unit.parts)
             if any(s.parameter.requires_grad for s in unit.segments):
                 works.append(self.start_gather(unit))
         for segment in self.layout.segments:                  # The slices of other ranks change too.
@@ -76,6 +76,13 @@ class Sharded(Policy):
         if self.copy is not None:
             return self.copy.start_gather(self.values, unit)
         return self.ranks.start_all_gather(self.values[unit.start:unit.stop], unit.owners_to_all, unit.name)
+
+    def publish(self) -> None:
+        self.values_written()
+        for work in [self.start_gather(unit) for unit in self.shards.units]:
+            if work is not None:
+                work.wait()
+        super().publish()
 
     def settle(self) -> None:
         """Waits until no rank of a node writes memory that another one reads."""

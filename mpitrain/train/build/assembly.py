@@ -46,7 +46,7 @@ from mpitrain.train.build import precision
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.trial import try_replicas, try_samples
-from mpitrain.train.build.validate import refuse_parts, validate
+from mpitrain.train.build.validate import refuse_cuts, refuse_parts, validate
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import Plan, Step
 from mpitrain.train.observers.observer import Observer
@@ -188,6 +188,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         precision=t.precision)
     placement = place(model, mesh, m, t, comm, stages=stages)
     refuse_parts(valid.whole_parameters, placement)
+    refuse_cuts(config, placement)
     context = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
         context.choices |= stages.choices
@@ -229,6 +230,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                       span=timeline.span)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
+    if config.shrink.prune:
+        from mpitrain.train.observers.pruning import Pruning
+        trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))
     trainer.notes += [*policy.notes, *context.notes, *tried]
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))

@@ -27,9 +27,10 @@ def keys(**sections: str) -> frozenset[str]:
 ROWS = keys(                                     # These decide the order of the samples, or which rows train.
     run="seed", model="block", data="validation transform target_transform augment stride drop_last", train="batch_size")
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
-    model="name", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
+    model="name formats", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
-              "groups offload")
+              "groups offload",
+    shrink="prune sparsity pattern scope begin end every rewind skip")
 ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
     data="path x y", train="steps epochs reproducible threads", comm="algorithm")
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
@@ -38,8 +39,8 @@ FREE = keys(                                     # These change no result, or on
     mesh="pp dp ep cp tp schedule chunks stages plan sequence",
     comm="bucket_mb progress node_shared sharding", checkpoint="every keep best asynchronous on_error",
     log="every progress_s tensorboard observers")
-USER_CODE = ("model.name", "data.transform", "data.target_transform", "data.augment", "optimizer.name", "optimizer.schedule",
-             "train.loss", "mesh.schedule", "comm.algorithm", "comm.sharding")
+USER_CODE = ("model.name", "model.formats", "data.transform", "data.target_transform", "data.augment", "optimizer.name",
+             "optimizer.schedule", "train.loss", "mesh.schedule", "comm.algorithm", "comm.sharding", "shrink.prune")
 DATA, NUMERICS = "data", "numerics"              # `--change` calls the content of the data files so, and what bits depend on
 PROBES = 16                                      # learning rates of so many steps to come are compared
 
@@ -86,8 +87,8 @@ def is_path(validation: float | str) -> bool:
 def code_of(config: Config, key: str) -> dict[str, str]:
     """SHA-256 of each file with code of the user's that a key names, by the file's name."""
     value = value_of(config, key)
-    names = [entry.get("name") if isinstance(entry, dict) else entry
-             for entry in ([value] if not isinstance(value, (list, tuple)) else value)]
+    values = list(value.values()) if key == "model.formats" else value if isinstance(value, (list, tuple)) else [value]
+    names = [entry.get("name") if isinstance(entry, dict) else entry for entry in values]
     files = [source_of(name, config.folder) for name in names if isinstance(name, str)]
     return {file.name: file_sha256(file)[:32] for file in files if file is not None}
 

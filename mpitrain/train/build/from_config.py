@@ -93,6 +93,9 @@ def make_model(config: Config) -> nn.Module:
     model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
     if not isinstance(model, nn.Module):
         raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
+    if config.model.formats:
+        from mpitrain.shrink.quantize import in_formats
+        in_formats(model, config.model.formats, config.folder)
     if config.train.recompute:
         keep_inputs_only(model, config.train.recompute)
     return model

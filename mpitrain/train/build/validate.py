@@ -68,6 +68,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         scaled=next((name for name, layer in modules if isinstance(layer, nn.Embedding) and layer.max_norm is not None), ""),
         splits_backward=halves, closure=tried.title if tried.needs_closure else "",
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
+    if config.shrink.prune:
+        from mpitrain.train.observers.pruning import refuse_pruning
+        refuse_pruning(config, model, t.steps or t.epochs * sampler.steps_per_epoch)
     return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "")
 
 
@@ -88,6 +91,13 @@ def refuse_parts(whole_parameters: str, placement: Placement) -> None:
             raise ConfigError(f"{whole_parameters} needs norms of whole parameters, and mesh.{axis} = "
                               f'{placement.grid.size(axis)} cuts "{name}"; set optimizer.name = "adamw" or "sgd", or '
                               f"mesh.{axis} = 1")
+
+
+def refuse_cuts(config: Config, placement: Placement) -> None:
+    """MeshError where a rank's part of a weight cannot be pruned as [shrink] asks for."""
+    if config.shrink.prune:
+        from mpitrain.train.observers.pruning import refuse_cut
+        refuse_cut(config, placement.stage)
 
 
 def find_schedule(config: Config) -> Schedule:

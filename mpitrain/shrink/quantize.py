@@ -1,0 +1,161 @@
+"""A model's layers in few bits: which ones, their replacement, and what it costs in error.
+
+    chosen = choose(model, "int8")          # the default rule; says why a layer stays in floats
+    quantize(model, chosen.formats)         # in place; the model has its memory anew
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from mpitrain import nn
+from mpitrain.errors import ConfigError, NumericsError, ShapeError, nearest
+from mpitrain.nn.lowbit import Format, LowBitEmbedding, LowBitLinear
+from mpitrain.shrink.formats import FORMATS
+
+LEAST = 1 << 16               # weights of a layer from which on few bits pay: below, its float weight stays in the L2 cache
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """`formats` by path of the layer; `left`: (path, why it stays in floats) of each layer with a weight that is not among them."""
+
+    formats: dict[str, str]
+    left: list[tuple[str, str]]
+
+
+def choose(model: nn.Module, name: str, skip: Sequence[str] = (), folder: Path | None = None, least: int = LEAST) -> Chosen:
+    """The layers that get the format `name` by the default rule, a function of shapes alone. `skip`: patterns with * of paths.
+    Layers with fewer weights than `least` stay in floats.
+
+    ConfigError where a pattern matches no layer, and where nothing is left to quantize.
+    """
+    format = find(name, folder)
+    layers = dict(weighted(model))
+    for pattern in skip:
+        if not any(fnmatchcase(path, pattern) for path in layers):
+            raise ConfigError(f'skip: no layer with a weight matches "{pattern}"{nearest(pattern, layers)}')
+    formats, left = {}, []
+    for path, layer in layers.items():
+        if why := "it is to be skipped" if any(fnmatchcase(path, p) for p in skip) else stays(layer, format, least):
+            left.append((path, why))
+        else:
+            formats[path] = name
+    if not formats:
+        raise ConfigError(f'nothing to quantize to "{name}": ' + "; ".join(f"{path}: {why}" for path, why in left[:3])
+                          if left else f'nothing to quantize to "{name}": the model has no layer with a weight')
+    return Chosen(formats, left)
+
+
+def weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The layers with a matrix or a kernel of weights."""
+    for path, module in model.named_modules():
+        weight = vars(module).get("weight")
+        if isinstance(module, LowBitLinear | LowBitEmbedding) or isinstance(weight, nn.Parameter) and len(weight.shape) > 1:
+            yield path, module
+
+
+def stays(layer: nn.Module, format: Format, least: int = LEAST) -> str:
+    """Why the default rule leaves a layer in floats; "" where it gets the format."""
+    if isinstance(layer, LowBitLinear | LowBitEmbedding):
+        return "it is in few bits already"
+    if isinstance(layer, nn.Conv2d):
+        return "convolutions are faster in floats here"
+    if not is_ours(layer):
+        return f"a {type(layer).__name__} has no form in few bits"
+    if isinstance(layer, nn.Embedding) and not format.for_tables:
+        return "the format is for products"
+    outputs, inputs = vars(layer)["weight"].global_shape
+    return f"{outputs * inputs:,} weights, and few bits pay from {least:,} on" if outputs * inputs < least else \
+        format.unfit(outputs, inputs)
+
+
+def is_ours(layer: nn.Module) -> bool:
+    """Whether a layer computes what `Linear` or `Embedding` does, and so can be replaced."""
+    if isinstance(layer, nn.Embedding):
+        return type(layer).forward is nn.Embedding.forward and layer.max_norm is None
+    return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
+
+
+def find(name: Any, folder: Path | None = None) -> Format:
+    """A format by name. ConfigError where there is none, or it is no `Format`."""
+    if not isinstance(name, str):
+        raise ConfigError(f"a format is a name, such as \"int8\", found {name!r}")
+    kind: Any = FORMATS.resolve(name, folder)
+    made = kind() if callable(kind) else kind
+    if not isinstance(made, Format):
+        raise ConfigError(f'format "{name}" must give an mpitrain.nn.Format, found a {type(made).__name__}')
+    return made
+
+
+def in_formats(model: nn.Module, formats: Mapping[str, Any], folder: Path | None = None) -> None:
+    """Replaces layers of a described model, by path, by ones in the formats named; before memory is given."""
+    modules = dict(model.named_modules())
+    for path, name in formats.items():
+        format, layer = find(name, folder), modules.get(path)
+        if layer is None:
+            raise ConfigError(f'model.formats: no layer is called "{path}"{nearest(path, modules)}')
+        if isinstance(layer, LowBitLinear | LowBitEmbedding):
+            raise ConfigError(f'model.formats: "{path}" is in few bits already; take a run of floats')
+        if not is_ours(layer):
+            raise ConfigError(f'model.formats: "{path}" is a {type(layer).__name__}, which has no form in few bits; leave it out')
+        made: nn.Module = LowBitEmbedding.of(layer, format) if isinstance(layer, nn.Embedding) else \
+            LowBitLinear.of(cast(nn.Linear, layer), format)
+        for module in modules.values():
+            module.replace(layer, made)
+
+
+def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None = None,
+             input_scales: Mapping[str, float] | None = None) -> list[Row]:
+    """Replaces these layers of a model that has its values, in place, and gives it memory anew; what became of each layer.
+
+    `input_scales`: of the layers by path whose formats are calibrated.
+
+    ConfigError as of `in_formats`; NumericsError, which names the layer, where a weight is not finite.
+    """
+    assert model.storage is not None
+    layers, precision = dict(model.named_modules()), model.storage.precision
+    weights = {path: np.array(vars(layers[path])["weight"].array, np.float32) for path in formats if path in layers
+               and isinstance(vars(layers[path]).get("weight"), nn.Parameter)}
+    values = {name: np.array(array) for name, array in model.state_dict().items()}
+    in_formats(model, formats, folder)
+    rows = []
+    for path, layer in model.named_modules():
+        if path in weights and isinstance(layer, LowBitLinear | LowBitEmbedding):
+            try:
+                arrays = layer.format.quantize(weights[path])
+            except (ShapeError, NumericsError) as error:
+                raise type(error)(f'layer "{path}": {error.message}') from None
+            values |= {f"{path}.{name}": array for name, array in arrays.items()}
+            if layer.format.calibrated:
+                if path not in (input_scales or {}):
+                    raise ConfigError(f'layer "{path}": the format "{formats[path]}" needs the range of its inputs; calibrate it')
+                values[f"{path}.input_scale"] = np.float32(input_scales[path])      # type: ignore[index]
+            rows.append(Row.of(path, formats[path], weights[path], layer.format.dequantize(arrays, layer.inputs),
+                               sum(array.nbytes for array in arrays.values())))
+    model.initialize(0, precision)
+    model.load_state_dict({name: values[name] for name in model.state_dict()})
+    return rows
+
+
+class Row(NamedTuple):
+    """A layer in few bits: bytes of its weight then and now, and the root mean square of the weight's error over that of the
+    weight."""
+
+    path: str
+    format: str
+    bytes_before: int
+    bytes_after: int
+    error: float
+
+    @classmethod
+    def of(cls, path: str, format: str, weight: Any, kept: Any, nbytes: int) -> Row:
+        whole = float(np.sqrt(np.mean(weight.astype(np.float64) ** 2))) or 1.0
+        apart = float(np.sqrt(np.mean((weight.astype(np.float64) - kept) ** 2)))
+        return cls(path, format, weight.nbytes, nbytes, apart / whole)

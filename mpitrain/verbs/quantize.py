@@ -1,0 +1,67 @@
+"""`mpitrain quantize`: a run whose layers are kept in few bits, made from a trained one."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpitrain import verbs
+from mpitrain.comm.job.guard import Process
+from mpitrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mpitrain.shrink.quantize import Chosen
+    from mpitrain.train.build.saved import SavedModel
+
+HELP = "make a run whose weights are kept in few bits from a trained one; needs no MPI"
+ROWS = 512
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    parser.add_argument("path", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("--format", required=True, help='"int8", "int4", "int8-dynamic", "int4-dynamic", "int8-static", or your own, "file.py:name"')
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
+    parser.add_argument("--skip", action="append", default=[], metavar="PATTERN",
+                        help="layers that stay in floats, names with * (may be given again)")
+    parser.add_argument("--all", action="store_true", help="also layers so small that few bits do not make them faster")
+    parser.add_argument("--calibrate", type=int, default=ROWS, metavar="ROWS",
+                        help=f"training rows that show the range of inputs, for int8-static (default: {ROWS})")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
+    verbs.add_step(parser)
+
+
+def run(options: Namespace, process: Process) -> int:
+    from mpitrain.config.sections import changed
+    from mpitrain.shrink.quantize import LEAST, choose, find
+    from mpitrain.train.build.saved import load
+    if options.calibrate < 1:
+        raise UsageError(f"--calibrate must be at least 1 row, found {options.calibrate}")
+    saved = load(options.path, options.step)
+    folder = saved.config.folder
+    chosen = choose(saved.model, options.format, options.skip, folder, 0 if options.all else LEAST)
+    scales, first = {}, True
+    if find(options.format, folder).calibrated:
+        from mpitrain.run import Run
+        alone = changed(saved.config, mesh={"pp": 1, "dp": 0, "ep": 1, "cp": 1, "tp": 1})
+        with Run.of_job(alone, process) as started:
+            scales, first = started.calibrate(saved.model, list(chosen.formats), options.calibrate), started.comm.rank == 0
+    if first:
+        write(options, saved, chosen, scales)
+    return 0
+
+
+def write(options: Namespace, saved: SavedModel, chosen: Chosen, scales: dict[str, float]) -> None:
+    """The run in few bits, and what was done to each layer."""
+    from mpitrain.plan.low_bits import table_lines
+    from mpitrain.shrink.quantize import quantize
+    from mpitrain.train.build.saved import save
+    rows = quantize(saved.model, chosen.formats, saved.config.folder, scales)
+    formats = {**saved.config.model.formats, **chosen.formats}
+    made = {"by": "quantize", "of": str(options.path), "step": saved.step, "format": options.format,
+            "layers": [row._asdict() for row in rows], "left": dict(chosen.left)}
+    out = save(options.out, saved.made_into(saved.model, model={"formats": formats}), made=made, overwrite=options.overwrite)
+    for line in table_lines(made):
+        print(line)
+    print(f"{out}: {len(rows)} layers in {options.format}, {len(chosen.left)} in floats; mpitrain evaluate {out} says how well "
+          "it does")

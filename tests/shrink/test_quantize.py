@@ -1,0 +1,204 @@
+"""A run in few bits is a run as any other: made from a trained one, evaluated, inspected, loaded; on any ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import mpirun
+
+from mpitrain import nn
+from mpitrain.cli import main
+from mpitrain.errors import ConfigError, NumericsError, OutputError
+from mpitrain.shrink.quantize import LowBitLinear, choose, quantize
+from mpitrain.train.build.saved import load
+
+RUN = """
+[model]
+name = "mlp"
+inputs = 64
+hidden = [256, 256]
+outputs = 10
+[data]
+path = "digits"
+transform = ["scale"]
+[train]
+steps = 20
+"""
+OWN = """
+import numpy as np
+from mpitrain.nn import Format
+
+
+class Halves(Format):
+    def leaves(self, outputs, inputs):
+        return {"weight": ((outputs, inputs), "float16")}
+
+    def quantize(self, weight):
+        return {"weight": weight.astype(np.float16)}
+
+    def dequantize(self, arrays, inputs):
+        return arrays["weight"].astype(np.float32)
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("quantize")
+    (folder / "run.toml").write_text(RUN)
+    (folder / "own.py").write_text(OWN)
+    assert mpirun(1, "-m", "mpitrain", "train", "run.toml", cwd=folder).rc == 0
+    return folder / "runs" / "run"
+
+
+def made(trained: Path, name: str, *more: str) -> Path:
+    out = trained.with_name(f"made-{name}".replace(":", "-"))
+    assert main(["quantize", str(trained), "--format", name, "--out", str(out), "--overwrite", *more]) == 0
+    return out
+
+
+@pytest.mark.parametrize("name", ["int8", "int4", "own.py:Halves"])
+def test_a_run_in_few_bits_has_the_values_that_its_formats_stand_for(trained: Path, name: str) -> None:
+    floats, few = load(trained), load(made(trained, name))
+    layer = dict(few.model.named_modules())["linear1"]
+    assert isinstance(layer, LowBitLinear) and few.config.model.formats == {"linear1": name}
+    weight = dict(floats.model.named_parameters())["linear1.weight"].array
+    expected = layer.format.dequantize(layer.format.quantize(weight), 256)
+    assert np.array_equal(layer.dequantized(), expected)
+    x = np.random.default_rng(0).normal(size=(5, 64)).astype(np.float32)
+    dict(floats.model.named_parameters())["linear1.weight"].array[...] = expected
+    assert np.allclose(few.model(x).array, floats.model(x).array, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.mpi
+def test_evaluate_takes_it_on_two_ranks(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = made(trained, "int8")
+    found = mpirun(2, "-m", "mpitrain", "evaluate", str(few))
+    one = mpirun(2, "-m", "mpitrain", "evaluate", str(trained))
+    assert found.rc == one.rc == 0, found.err
+    assert abs(json.loads(found.out)["loss"] - json.loads(one.out)["loss"]) < 0.005
+
+
+def test_inspect_shows_each_layer(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    few = made(trained, "int8")
+    capsys.readouterr()
+    assert main(["inspect", str(few)]) == 0
+    said = capsys.readouterr().out
+    assert "linear1  int8" in said and "66,560" in said and "head stays in floats: 2,560 weights" in said
+    assert "buffers/linear1.weight     int8" in said
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (["--format", "int5"], 'unknown format "int5"'),
+    (["--format", "own.py:np"], "must give an mpitrain.nn.Format"),
+    (["--format", "int8", "--skip", "nothing*"], 'no layer with a weight matches "nothing*"'),
+    (["--format", "int8", "--skip", "*"], "nothing to quantize"),
+])
+def test_mistakes_are_told_in_a_line(trained: Path, tmp_path: Path, words: list[str], expected: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        main(["quantize", str(trained), "--out", str(tmp_path / "out"), *words])
+    assert expected in found.value.message and not (tmp_path / "out").exists()
+
+
+def test_what_is_in_few_bits_is_not_quantized_again(trained: Path, tmp_path: Path) -> None:
+    few = made(trained, "int8")
+    with pytest.raises(ConfigError, match="in few bits already"):
+        main(["quantize", str(few), "--format", "int4", "--out", str(tmp_path / "out")])
+
+
+def test_an_output_folder_with_something_in_it_is_left_alone(trained: Path) -> None:
+    few = made(trained, "int8")
+    with pytest.raises(OutputError):
+        main(["quantize", str(trained), "--format", "int8", "--out", str(few)])
+
+
+@pytest.mark.parametrize(("formats", "expected"), [
+    ({"linear9": "int8"}, 'no layer is called "linear9"'),
+    ({"flatten": "int8"}, "has no form in few bits"),
+    ({"linear1": 8}, "a format is a name"),
+])
+def test_formats_that_no_layer_can_have_are_refused(formats: dict[str, str], expected: str) -> None:
+    model = nn.Sequential(("flatten", nn.Flatten()), ("linear1", nn.Linear(4, 4)))
+    model.initialize()
+    with pytest.raises(ConfigError, match=expected):
+        quantize(model, formats)
+
+
+def test_tied_layers_are_found() -> None:
+    from mpitrain import models
+    model = models.gpt(layers=1, heads=2, width=128, block=16, vocabulary=600)
+    model.initialize(0)
+    tokens = np.arange(16).reshape(1, 16)
+    before = model(tokens).array
+    chosen = choose(model, "int8")
+    assert set(chosen.formats) == {"embed.token", "block0.wide", "block0.narrow", "head"}
+    quantize(model, chosen.formats)
+    after = model(tokens).array
+    assert 0 < np.abs(after - before).max() < 0.05 * np.abs(before).max()
+
+
+def test_gradients_reach_what_lies_before_a_layer_in_few_bits() -> None:
+    model = nn.Sequential(("a", nn.Linear(8, 256)), ("b", nn.Linear(256, 256, activation="gelu")))
+    model.initialize(0)
+    quantize(model, {"b": "int8"})
+    x = np.random.default_rng(0).normal(size=(3, 8)).astype(np.float32)
+    model(x).sum().backward()
+    weight = dict(model.named_modules())["b"].dequantized()
+    plain = nn.Sequential(("a", nn.Linear(8, 256)), ("b", nn.Linear(256, 256, activation="gelu")))
+    plain.initialize(0)
+    plain.load_state_dict({**{n: p.array for n, p in model.named_parameters()}, "b.weight": weight})
+    plain(x).sum().backward()
+    for name in ("a.weight", "b.bias"):
+        assert np.allclose(dict(model.named_parameters())[name].grad, dict(plain.named_parameters())[name].grad, atol=1e-4), name
+
+
+@pytest.mark.mpi
+def test_scales_of_inputs_have_the_same_bits_on_any_ranks(trained: Path) -> None:
+    found = []
+    for n in (1, 2, 4):
+        out = trained.with_name(f"static-{n}")
+        made_on = mpirun(n, "-m", "mpitrain", "quantize", str(trained), "--format", "int8-static", "--out", str(out), "--all",
+                         "--calibrate", "300")
+        assert made_on.rc == 0, made_on.err
+        found.append(json.loads((out / "run.json").read_text())["buffers_sha256"])
+    assert len(set(found)) == 1
+    few = load(out)
+    x = np.random.default_rng(0).random((7, 64)).astype(np.float32)
+    whole = load(trained).model(x).array
+    assert np.abs(few.model(x).array - whole).max() < 0.05 * np.abs(whole).max()
+
+
+def test_calibration_chooses_the_range_with_the_least_error() -> None:
+    from mpitrain.checkpoint.store import ALONE
+    from mpitrain.shrink.calibrate import ranges
+    x = np.random.default_rng(0).normal(size=(64, 256)).astype(np.float32)
+    x[0, 0] = 30                                  # one number far out, which is not worth a coarse scale for all
+    model = nn.Sequential(("a", nn.Linear(256, 256)))
+    model.initialize(0)
+    scale = ranges(model, ["a"], lambda chunk: x, 1, ALONE)["a"]
+
+    def error(s: float) -> float:
+        return float(((np.clip(np.rint(x / s), -127, 127) * s - x) ** 2).sum())
+    tried = [error(s) for s in np.geomspace(2 / 127, 40 / 127, 200)]
+    assert error(scale) < 1.05 * min(tried) and scale < 29 / 127
+
+
+@pytest.mark.parametrize(("value", "expected"), [(np.nan, "not finite"), (0.0, "inputs are zeros")])
+def test_calibration_refuses_inputs_without_a_range(value: float, expected: str) -> None:
+    from mpitrain.checkpoint.store import ALONE
+    from mpitrain.shrink.calibrate import ranges
+    model = nn.Sequential(("a", nn.Linear(4, 4)))
+    model.initialize(0)
+    with pytest.raises(NumericsError, match=expected):
+        ranges(model, ["a"], lambda chunk: np.full((2, 4), value, np.float32), 1, ALONE)
+
+
+@pytest.mark.parametrize("name", ["int8-dynamic", "int4-dynamic"])
+def test_dynamic_formats_are_close_and_do_not_depend_on_the_batch(trained: Path, name: str) -> None:
+    few, x = load(made(trained, name, "--all")), np.random.default_rng(0).random((9, 64)).astype(np.float32)
+    y = few.model(x).array
+    whole = load(trained).model(x).array
+    assert np.abs(y - whole).max() < (0.03 if "8" in name else 0.3) * np.abs(whole).max()
+    assert all(few.model(x[i:i + 1]).array.tobytes() == y[i].tobytes() for i in range(9))

@@ -1,0 +1,146 @@
+"""Runs that prune: one set of masks on any ranks, stages and slices; taken up on other ranks; gone back to first values."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from launch import ROOT
+from runs import ok, record, refused, steps, train, without_times, write
+
+from mpitrain.checkpoint import store
+from mpitrain.plan.inspect import inspect
+
+LAYOUT = ("train.reproducible=layout", "train.micro_batches=4", "optimizer.schedule=constant", "optimizer.clip_norm=0",
+          "train.steps=12", "train.eval_every=12", "model.hidden=[32,16]", "comm.bucket_mb=0.005")
+PRUNE = ("shrink.prune=magnitude", "shrink.sparsity=0.8", "shrink.begin=2", "shrink.end=8", "shrink.every=3",
+         "checkpoint.every=5", "checkpoint.keep=9")
+
+
+def pruned(run: Path) -> tuple[Any, ...]:
+    about = record(run)
+    return about["pruned"]["masks_sha256"], about["parameters_sha256"], about["pruned"]["zeros"]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run on one rank."""
+    folder = tmp_path_factory.mktemp("pruning")
+    ok(train(1, write(folder), *LAYOUT, *PRUNE, "run.out=one"))
+    return folder
+
+
+def test_masks_hold_in_the_checkpoint_and_the_schedule_is_the_papers(alone: Path) -> None:
+    found = store.latest(alone / "one/checkpoints")
+    n = {"linear0": 64 * 32, "linear1": 32 * 16, "head": 16 * 10}
+    for layer, size in n.items():
+        w, mask = (found.read(f"{kind}/{layer}.weight") for kind in ("parameters", "mask"))
+        assert mask.dtype == np.uint8 and np.array_equal(w != 0, mask != 0), layer
+        assert int((mask == 0).sum()) == int(0.8 * size + 0.5)
+    assert not any(name.startswith("mask/") and name.endswith("bias") for name in found.arrays)
+    fifth = store.chosen(alone / "one/checkpoints", 5)
+    share = 0.8 * (1 - (1 - (5 - 2) / 6) ** 3)
+    assert int((fifth.read("mask/linear0.weight") == 0).sum()) == int(share * 64 * 32 + 0.5)
+    assert record(alone / "one")["pruned"]["of"] == sum(n.values())
+
+
+@pytest.mark.parametrize(("ranks", "options"), [
+    (2, ()),
+    pytest.param(2, ("comm.sharding=optimizer",), marks=pytest.mark.slow),
+    (2, ("comm.node_shared=true",)),
+    (2, ("mesh.pp=2", "mesh.schedule=1f1b")),
+    pytest.param(2, ("comm.node_shared=true", "comm.sharding=optimizer"), marks=pytest.mark.slow),
+    pytest.param(4, (), marks=pytest.mark.slow),
+    pytest.param(4, ("mesh.pp=2", "comm.sharding=optimizer"), marks=pytest.mark.slow)])
+def test_masks_and_weights_have_the_bits_of_one_rank(alone: Path, ranks: int, options: tuple[str, ...]) -> None:
+    out = "-".join(options).replace(".", "").replace("=", "") or f"dp{ranks}"
+    ok(train(ranks, alone / "run.toml", *LAYOUT, *PRUNE, f"run.out={out}", *options))
+    assert pruned(alone / out) == pruned(alone / "one")
+
+
+def test_a_pruned_run_goes_on_on_another_mesh(alone: Path) -> None:
+    """From step 5, between two choices of masks, on two stages."""
+    shutil.copytree(alone / "one", alone / "again")
+    for step in ("step-00000010", "step-00000012"):
+        shutil.rmtree(alone / "again/checkpoints" / step)
+    ok(train(2, alone / "run.toml", *LAYOUT, *PRUNE, "run.out=again", "mesh.pp=2", "--resume"))
+    assert pruned(alone / "again") == pruned(alone / "one")
+
+
+def test_with_slices_of_all_states_and_with_cut_layers_masks_are_the_smallest_of_their_own_weights(alone: Path) -> None:
+    """Where bits are not those of one rank, the masks still are: chosen once, at the start, of the same first values."""
+    once = ("shrink.prune=magnitude", "shrink.sparsity=0.8", "shrink.scope=global", "train.reproducible=run",
+            "mesh.plan={linear0=\"column\", linear1=\"row\"}")
+    ok(train(1, alone / "run.toml", *LAYOUT, *once, "run.out=whole"))
+    for out, options in (("sharded", ("comm.sharding=parameters",)), ("cut", ("mesh.tp=2",))):
+        ok(train(2, alone / "run.toml", *LAYOUT, *once, *options, f"run.out={out}"))
+        assert pruned(alone / out)[0] == pruned(alone / "whole")[0]
+    found = store.latest(alone / "cut/checkpoints")
+    assert all(np.array_equal(found.read(f"parameters/{name}.weight") != 0, found.read(f"mask/{name}.weight") != 0)
+               for name in ("linear0", "linear1", "head"))
+
+
+@pytest.mark.parametrize("rewind", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_lottery_ticket_has_one_mask_and_one_curve_on_any_ranks(alone: Path, rewind: int) -> None:
+    """The weights are those of the step again, and so are the rate and the optimizer; then the ticket trains by itself."""
+    options = (*LAYOUT, *PRUNE, f"shrink.rewind={rewind}", "checkpoint.every=1", "checkpoint.keep=99",
+               "optimizer.schedule=cosine")
+    for ranks in (1, 2, 4) if rewind else (1, 2):
+        ok(train(ranks, alone / "run.toml", *options, f"run.out=ticket{ranks}-{rewind}"))
+        assert pruned(alone / f"ticket{ranks}-{rewind}") == pruned(alone / f"ticket1-{rewind}")
+    one, two = (alone / f"ticket{ranks}-{rewind}" for ranks in (1, 2))
+    assert pruned(one) == pruned(two) and without_times(steps(one)) == without_times(steps(two))
+    end = store.chosen(one / "checkpoints", 8)
+    before = store.chosen(one / "checkpoints", rewind) if rewind else None
+    mask = end.read("mask/linear0.weight")
+    first = end.read("rewind/linear0.weight")
+    assert before is None or np.array_equal(first, before.read("parameters/linear0.weight"))
+    assert np.array_equal(end.read("parameters/linear0.weight"), first * mask)
+    assert not end.read("optimizer/m/linear0.weight").any() and int(end.read("optimizer/steps")) == 0
+    rates = [line["lr"] for line in steps(one)]
+    assert rates[8:] == rates[rewind:rewind + 4]
+    for step in (10, 11, 12):
+        shutil.rmtree(one / f"checkpoints/step-000000{step}")
+    ok(train(2, alone / "run.toml", *options, f"run.out={one.name}", "--resume"))
+    assert pruned(one) == pruned(two)
+
+
+def test_patterns_leave_layers_they_do_not_fit_and_say_so(alone: Path) -> None:
+    result = ok(train(2, alone / "run.toml", *LAYOUT, "shrink.prune=n:m", "shrink.pattern=2:4", "run.out=nm", "shrink.skip=head",
+                      "train.reproducible=run", "comm.sharding=gradients"))
+    assert "pruned 1,280 of 2,560 weights, 50.0%, in 2 layers; these zeros stay" in result.out
+    w = store.latest(alone / "nm/checkpoints").read("parameters/linear0.weight")
+    assert ((w.reshape(-1, 4) != 0).sum(axis=1) == 2).all()
+    result = ok(train(1, alone / "run.toml", *LAYOUT, "shrink.prune=block", "shrink.pattern=16x1", "shrink.sparsity=0.5",
+                      "run.out=b"))
+    assert "not pruned: head.weight: a side is not a multiple of 16x1" in result.out, result.out
+    w = store.latest(alone / "b/checkpoints").read("parameters/linear0.weight").reshape(2, 16, 64) != 0
+    assert (w.all(axis=1) == w.any(axis=1)).all() and w.mean() == 0.5
+
+
+def test_what_does_not_fit_the_run_is_refused(alone: Path) -> None:
+    config = alone / "run.toml"
+    refused(train(1, config, *PRUNE, "shrink.end=60", "run.out=x"), 78, "shrink.end = 60 lies beyond the 50 steps")
+    refused(train(1, config, *PRUNE, "shrink.skip=hed", "run.out=x"), 78, 'shrink.skip = "hed" names no weight',
+            'did you mean "head"')
+    refused(train(2, config, "shrink.prune=n:m", "shrink.pattern=2:4", "mesh.tp=2", "model.hidden=[20,10]", "run.out=x",
+                  "mesh.plan={linear0=\"column\", linear1=\"row\"}"), 78, 'cuts the rows of "linear1.weight" into parts of 10')
+
+
+def test_inspect_says_the_share_of_zeros_of_each_weight(alone: Path) -> None:
+    lines = [line.split() for line in inspect(alone / "one", [])]
+    assert ["linear0.weight", "1,638", "of", "2,048", "80.0%"] in lines and ["all", "2,176", "of", "2,720", "80.0%"] in lines
+
+
+def test_a_run_that_prunes_nothing_reads_none_of_it(alone: Path) -> None:
+    program = ("import sys; from mpitrain.cli import main; main(['inspect', 'run.toml']); "
+               "print([name for name in sys.modules if name.startswith('mpitrain.shrink') or name.endswith('pruning')])")
+    done = subprocess.run([sys.executable, "-c", program], cwd=alone, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
