@@ -21,6 +21,7 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import start
 from mpitrain.config import Config, changed
 from mpitrain.errors import ConfigError
+from mpitrain.infer.blocks import MOST_ROWS, PlainBlocks, joined
 from mpitrain.infer.cache import Cache
 from mpitrain.nn.module import declared
 from mpitrain.run.evaluating import InUse, put_to_use
@@ -53,6 +54,7 @@ class Engine:
             stage.model.eval()
             self.cache = Cache(stage.model, slots, self.capacity, self.used.policy.layout.dtype) if cached else None
             self._final = _final_blocks(stage.whole)
+        self._joined: dict[int, list[tuple[str, nn.Module, PlainBlocks | None, int]]] = {}
         self.slots, self.step, self._forwards = slots, found.step, 0
 
     @property
@@ -121,10 +123,19 @@ class Engine:
         if not self._final or not isinstance(chunk, nn.Sequential):
             made: Tensor = chunk(x)
             return made if made.shape[1] == 1 else made[:, -1:]
-        for name, block in chunk.blocks.items():
+        if id(chunk) not in self._joined:
+            self._joined[id(chunk)] = joined(list(chunk.blocks.items()))
+        few, passed = x.shape[1] == 1 and len(x) <= MOST_ROWS, 0
+        for name, block, together, count in self._joined[id(chunk)]:
+            if passed:
+                passed -= 1
+                continue
             if name in self._final and x.shape[1] > 1:
                 x = x[:, -1:]
-            x = block(x)
+            if few and together is not None:
+                x, passed = together(x), count - 1
+            else:
+                x = block(x)
         return x
 
     def _whole(self, own: Array) -> Array:
