@@ -18,15 +18,17 @@ from typing import Any
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"
 
-import numpy as np
+import numpy as np  # noqa: E402
 
-from mpitrain.autograd import Tensor, no_grad, row_by_row
-from mpitrain.infer.blocks import joined
-from mpitrain.infer.cache import Cache
-from mpitrain.models import MODELS
+from mpitrain.autograd import Tensor, no_grad, row_by_row  # noqa: E402
+from mpitrain.backend import keep_freed_memory  # noqa: E402
+from mpitrain.infer.blocks import joined  # noqa: E402
+from mpitrain.infer.cache import Cache  # noqa: E402
+from mpitrain.models import MODELS  # noqa: E402
 
-SIZES = {"gpt-384": dict(layers=6, heads=6, width=384, block=256, vocabulary=65),
-         "gpt2": dict(layers=12, heads=12, width=768, block=1024, vocabulary=50257, bias=True)}
+SIZES: dict[str, dict[str, Any]] = {
+    "gpt-384": {"layers": 6, "heads": 6, "width": 384, "block": 256, "vocabulary": 65},
+    "gpt2": {"layers": 12, "heads": 12, "width": 768, "block": 1024, "vocabulary": 50257, "bias": True}}
 PROMPT = 32
 
 
@@ -237,6 +239,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
+    keep_freed_memory()                               # as `generate` does
     size, peers = SIZES[options.model], options.peers.split(",")
     model = MODELS["gpt"](**size)
     model.initialize(1)
@@ -273,8 +276,8 @@ def compare(peer: str, ours: Ours, size: dict[str, Any], state: dict[str, Any], 
             gbytes.append(read_gbytes(nbytes))
         same = sum(x == y for x, y in zip(mine[0], theirs[0]))
         share = statistics.median(a * nbytes / 1e9 / g for (a, _), g in zip(pairs, gbytes))
-        print(f"  {peer}: ours {statistics.median(a for a, _ in pairs):.1f} tok/s, theirs {statistics.median(b for _, b in pairs):.1f}: "
-              f"{statistics.median(a / b for a, b in pairs):.2f} times; {same} of {len(mine[0])} tokens equal; "
+        mean = [statistics.median(side) for side in zip(*pairs)]
+        print(f"  {peer}: ours {mean[0]:.1f} tok/s, theirs {mean[1]:.1f}: {statistics.median(a / b for a, b in pairs):.2f} times; {same} of {len(mine[0])} tokens equal; "
               f"{share:.2f} of the read bandwidth ({statistics.median(gbytes):.1f} GB/s)")
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -33,7 +33,7 @@ class PlainBlocks:
         layer: CachedAttention = first.attention.across
         self.layers, self.keys = len(blocks), layer.keys
         self.cache, self.scale = layer.cache, layer.scale
-        self._held = [[value for value in _arrays(block)] for block in blocks]      # what the table points to
+        self._held = [list(_arrays(block)) for block in blocks]      # what the table points to
         self._table = np.array([[0 if x is None else x.ctypes.data for x in arrays] for arrays in self._held], np.int64)
         self._call = bind("decode", "blocks", SIGNATURE, answers=True)
         self._functions = np.array([_address(library, f"{name}_{NAMES[layer.keys.dtype.char]}")
@@ -55,15 +55,19 @@ class PlainBlocks:
         return Tensor(made)
 
 
-def joined(blocks: Sequence[tuple[str, nn.Module]]) -> list[tuple[str, nn.Module, PlainBlocks | None, int]]:
+Step: TypeAlias = tuple[str, nn.Module, PlainBlocks | None, int]
+
+
+def joined(blocks: Sequence[tuple[str, nn.Module]]) -> list[Step]:
     """(name, block, what runs it and those behind it in one call or None, how many it runs) of each block."""
-    found: list[tuple[str, nn.Module, PlainBlocks | None, int]] = []
+    found: list[Step] = []
     for place, (name, block) in enumerate(blocks):
         run = 0
         while place + run < len(blocks) and _is_plain(blocks[place + run][1], block):
             run += 1
         starts = run and not (place and _is_plain(blocks[place - 1][1], block))
-        found.append((name, block, PlainBlocks([b for _, b in blocks[place:place + run]]) if starts else None, run if starts else 1))
+        together = PlainBlocks([b for _, b in blocks[place:place + run]]) if starts else None
+        found.append((name, block, together, run if starts else 1))
     return found
 
 

@@ -21,7 +21,7 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import start
 from mpitrain.config import Config, changed
 from mpitrain.errors import ConfigError
-from mpitrain.infer.blocks import MOST_ROWS, PlainBlocks, joined
+from mpitrain.infer.blocks import MOST_ROWS, Step, joined
 from mpitrain.infer.cache import Cache
 from mpitrain.nn.module import declared
 from mpitrain.run.evaluating import InUse, put_to_use
@@ -54,7 +54,7 @@ class Engine:
             stage.model.eval()
             self.cache = Cache(stage.model, slots, self.capacity, self.used.policy.layout.dtype) if cached else None
             self._final = _final_blocks(stage.whole)
-        self._joined: dict[int, list[tuple[str, nn.Module, PlainBlocks | None, int]]] = {}
+        self._joined: dict[int, list[Step]] = {}
         self.slots, self.step, self._forwards = slots, found.step, 0
 
     @property
