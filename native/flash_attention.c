@@ -17,6 +17,7 @@ i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
 #define LANES FLOATS
 #define NAME(name) name##_float32
 #include "flash_attention.h"
+#include "one_query.h"
 #undef T
 #undef INTEGER
 #undef LANES
@@ -29,3 +30,4 @@ i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
 #define LANES DOUBLES
 #define NAME(name) name##_float64
 #include "flash_attention.h"
+#include "one_query.h"

@@ -25,6 +25,7 @@ i64 product_work_bytes(void) { return TERMS * ROWS * sizeof(double) + PACKED_BYT
 #define NAME(name) name##_float32
 #include "product.h"
 #include "linear.h"
+#include "few_rows.h"
 #undef T
 #undef INTEGER
 #undef LANES
@@ -36,3 +37,4 @@ i64 product_work_bytes(void) { return TERMS * ROWS * sizeof(double) + PACKED_BYT
 #define NAME(name) name##_float64
 #include "product.h"
 #include "linear.h"
+#include "few_rows.h"

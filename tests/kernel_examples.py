@@ -182,6 +182,9 @@ EXAMPLES: dict[str, Example] = {
         *normal(rng, dtype, (24, 104), (24, 104), (104,), (24, 104), (24,), (24,)), True, (True, True),
         rng.integers(0, 256, (3, 104), dtype=np.uint8), 0.3), 1e-5),
     "linear": of_shapes((75, 45), (60, 45), (60,), then=(ACTIVATIONS["gelu"], True), tolerance=3e-6),
+    "cached_attention": Example(lambda rng, dtype: (
+        *normal(rng, dtype, (3, 114), (4, 2, 150, 19), (4, 2, 150, 19)), np.array([3, 0, 1]), np.array([149, 70, 5])), 1e-6),
+    "few_rows": of_shapes((5, 403), (37, 403), (37,), tolerance=3e-6),
     "linear_gradients": Example(lambda rng, dtype: (
         *normal(rng, dtype, (75, 60), (75, 60), (75, 45), (60, 45)), ACTIVATIONS["gelu"], np.empty(60, dtype),
         np.empty((60, 45), dtype), True), 3e-6),

@@ -9,14 +9,24 @@ from mpitrain.autograd.derivatives import differentiate, grad, stand_in
 from mpitrain.autograd.engine import Backward, Deferred, current_walk, run_backward
 from mpitrain.autograd.function import Function
 from mpitrain.autograd.gradcheck import gradcheck
-from mpitrain.autograd.mode import batch_share, enable_grad, grad_enabled, keep_inputs, no_grad, part_of_batch, recomputing
+from mpitrain.autograd.mode import (
+    batch_share,
+    enable_grad,
+    grad_enabled,
+    keep_inputs,
+    no_grad,
+    part_of_batch,
+    recomputing,
+    row_by_row,
+)
 from mpitrain.autograd.recompute import recompute
 from mpitrain.autograd.record import Operation, Value, record
 from mpitrain.autograd.tensor import Tensor
 
 __all__ = ["Backward", "Context", "Deferred", "Function", "Operation", "Tensor", "Value", "batch_share", "current_walk",
            "differentiate", "enable_grad", "grad", "grad_enabled", "gradcheck", "hessian", "hvp", "jacobian", "jvp",
-           "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record", "run_backward", "stand_in", "vjp"]
+           "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record", "row_by_row", "run_backward",
+           "stand_in", "vjp"]
 
 Tensor.backward = run_backward
 Function.conjugating = staticmethod(conjugating)

@@ -14,6 +14,7 @@ class _Mode(threading.local):
 
     recording = True
     recomputing = False
+    by_rows = False
     keeps_inputs = False
     recorder: Callable[[type[Any], tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None] | None = None
     path = ""
@@ -62,6 +63,18 @@ def enable_grad() -> _Recording:
 def recomputing() -> bool:
     """True while a block runs again for backward: side effects such as batch statistics were recorded the first time."""
     return mode.recomputing
+
+
+@contextmanager
+def row_by_row() -> Iterator[None]:
+    """While it is entered, products of layers give each row bits that depend on that row alone, whatever else is in the batch and
+    however few rows there are; for forward without backward. Else products of few rows are BLAS's, which promises no such thing.
+    """
+    before, mode.by_rows = mode.by_rows, True
+    try:
+        yield
+    finally:
+        mode.by_rows = before
 
 
 @contextmanager

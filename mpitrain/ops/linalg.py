@@ -6,9 +6,11 @@ from math import prod
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd.mode import mode
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import linear as layers
+from mpitrain.kernels.few_rows import row_by_row
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
 from mpitrain.kernels.sums import sum_rows
@@ -102,6 +104,10 @@ class Linear(Function):
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
         rows = _rows(x)
         fused = None if activation is None else ACTIVATIONS[activation]
+        if mode.by_rows and True not in ctx.needs:
+            made = row_by_row(rows, weight, bias)
+            return (made if fused is None else fused.forward(made, ours=True, training=False)[0]).reshape(*x.shape[:-1],
+                                                                                                          weight.shape[0])
         ctx.activation, ctx.name, ctx.operands, ctx.before = fused, activation, operands, None
         ctx.together = layers.suits(rows, weight, fused, operands)
         if ctx.together:

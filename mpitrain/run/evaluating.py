@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitrain import nn
 from mpitrain.backend import select_device
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
@@ -37,7 +38,7 @@ class InUse:
     """This rank's part of a saved model, ready to compute outputs; `inference.run` gives them, on the last stage."""
 
     found: Checkpoint
-    inputs: Inputs
+    inputs: Inputs | None                    # None for a model that is used without the data of its run
     inference: Inference
     placement: Placement
     context: ParallelContext
@@ -45,21 +46,24 @@ class InUse:
     state: State
 
 
-def put_to_use(config: Config, session: Session, found: Checkpoint) -> InUse:
-    """The model of a checkpoint on the session's mesh, whatever mesh it was trained on. It communicates, and raises alike on all
+def put_to_use(config: Config, session: Session, found: Checkpoint, model: nn.Module | None = None, *,
+               data: bool = True) -> InUse:
+    """The model of a checkpoint on the session's mesh, whatever mesh it was trained on; `model` (default: what `config` says) has
+    no memory yet. Without `data` the session has no inputs, and the model takes tokens. It communicates, and raises alike on all
     ranks."""
     device = select_device(config.train.device, local_rank(session.control))
-    model = make_model(config)
+    model = make_model(config) if model is None else model
     stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
     placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
     context = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
     policy = choose_to_evaluate(Setup(config, context, device))
     policy.initialise()
-    state = State(context.stage.model, None, session.inputs.transforms, whole=model, mesh=session.mesh,
+    state = State(context.stage.model, None, session.inputs.transforms if data else None, whole=model, mesh=session.mesh,
                   control=session.control, policy=policy)
     state.restore(found)
-    feed = context.feed(device, policy.layout.dtype, tokens=session.inputs.tokens)
-    return InUse(found, session.inputs, Inference(context.stage, feed, context.neighbours), placement, context, policy, state)
+    feed = context.feed(device, policy.layout.dtype, tokens=not data or session.inputs.tokens)
+    return InUse(found, session.inputs if data else None, Inference(context.stage, feed, context.neighbours), placement, context,
+                 policy, state)
 
 
 def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,

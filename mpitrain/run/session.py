@@ -23,14 +23,16 @@ from mpitrain.plan.memory import forecast_of
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.from_config import make_model
-from mpitrain.train.build.inputs import describe_files, open_inputs
+from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import environment, threads
 from mpitrain.train.machine.threads import Place
 
 
 class Session:
-    """All ranks of `comm` make one, open it and close it alike."""
+    """All ranks of `comm` make one, open it and close it alike. `inputs` are there where it was opened with files."""
+
+    inputs: Inputs
 
     def __init__(self, config: Config, comm: Any):
         m = config.mesh
@@ -38,8 +40,8 @@ class Session:
         with guard.symmetric():
             self.mesh = Mesh(comm, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
 
-    def open(self, config: Config, files: Callable[[], Any], pulse: Unwatched = NOBODY) -> None:
-        """`files()` gives, or raises, on rank 0 what `look_at_files` does."""
+    def open(self, config: Config, files: Callable[[], Any] | None, pulse: Unwatched = NOBODY) -> None:
+        """`files()` gives, or raises, on rank 0 what `look_at_files` does; None: no data are read."""
         d = config.data
         keep_freed_memory(config.train.cached_mb * 2**20 or None)
         self.control = control = self.mesh.channel(self.mesh.axes, "start-up")
@@ -57,6 +59,8 @@ class Session:
         if control.size > 1:
             one_installation = len({files for *_, files in found}) == 1
             same_everywhere(control, alike.must_be_alike(config) | ({} if one_installation else alike.contents()))
+        if files is None:
+            return
         self.files = on_first(control, files)
         with guard.symmetric():
             self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,

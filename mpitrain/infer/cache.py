@@ -1,0 +1,78 @@
+"""The keys and values of the positions that a model has seen, so that a further token costs one position, not the whole text.
+
+Letters: `B` rows of a batch, `L` new positions of each, `H` heads, `D` width of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Tensor
+from mpitrain.errors import ConfigError
+from mpitrain.kernels.cached_attention import cached_attention, scale_of
+from mpitrain.kernels.flash_attention import flash_attention
+from mpitrain.nn import MixtureOfExperts, Module, MultiHeadAttention
+from mpitrain.nn.across import Across
+
+
+class Cache:
+    """Keys and values of all attention layers of `model` for `slots` texts of at most `capacity` tokens.
+
+    A forward is for the rows `use` names: their slots, and where in each text the new positions begin. ConfigError where the
+    model has a layer that looks at positions in a way of its own.
+    """
+
+    def __init__(self, model: Module, slots: int, capacity: int, dtype: Any):
+        self.slots, self.capacity = slots, capacity
+        self.rows: list[int] = []
+        self.starts: list[int] = []
+        self.layers: list[CachedAttention] = []
+        for path, module in model.named_modules():
+            if isinstance(module, MixtureOfExperts):
+                raise ConfigError(f'"{path}" is a mixture of experts, whose experts take as many rows as a batch has room '
+                                  "for: a text would depend on its company; generate with a model without model.experts")
+            if isinstance(module, MultiHeadAttention):
+                if not (module.plain and module.causal) or module.rope is not None:
+                    raise ConfigError(f'"{path}" is no plain causal attention, and its keys cannot be kept; generate with '
+                                      "--no-cache")
+                self.layers.append(CachedAttention(self, module, dtype))
+                module.across = self.layers[-1]
+            if module.by_position:
+                module.spread = self.places
+
+    def use(self, slots: list[int], starts: list[int]) -> None:
+        self.rows, self.starts = slots, starts
+
+    def places(self, length: int) -> Any:
+        """The positions (B, L) in their texts of the tokens of a forward."""
+        return np.array(self.starts)[:, None] + np.arange(length)
+
+
+class CachedAttention(Across):
+    """Stands in for `ops.self_attention` of one layer."""
+
+    def __init__(self, cache: Cache, module: MultiHeadAttention, dtype: Any):
+        self.cache = cache
+        shape = (cache.slots, module.heads, cache.capacity, module.head_width)
+        self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
+        self.scale = scale_of(module.head_width)
+
+    def attend(self, qkv: Tensor, heads: int, **_: Any) -> Tensor:
+        """The positions of each row see those before them in its slot, and themselves. qkv (B, L, 3 H D).
+
+        A query's sums go key by key in blocks from the text's beginning, so they are those of the whole text at once.
+        """
+        batch, length, width = qkv.shape
+        whole, slots, starts = qkv.array, self.cache.rows, self.cache.starts
+        out = np.empty((batch, length, width // 3), qkv.dtype)
+        if length > 1 and not any(starts):
+            q, k, v = whole.reshape(batch, length, 3, heads, width // (3 * heads)).transpose(2, 0, 3, 1, 4)
+            self.keys[slots, :, :length], self.values[slots, :, :length] = k, v
+            flash_attention(q, k, v, out.reshape(batch, length, heads, -1).swapaxes(1, 2), self.scale, True, None)
+            return Tensor(out)
+        numbers = np.array(slots, np.int64)
+        for i in range(length):
+            out[:, i] = cached_attention(whole[:, i], self.keys, self.values, numbers, np.array(starts, np.int64) + i)
+        return Tensor(out)

@@ -1,0 +1,60 @@
+"""Choosing the next token from a row of logits: greedy, or drawn at a temperature among the likeliest (top-k, top-p).
+
+A draw is a function of (seed, request, position) and the logits alone, so a request gives one text in any company.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend.namespace import Array
+from mpitrain.backend.random import stream_key, words
+from mpitrain.errors import NumericsError, UsageError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """`temperature` 0 takes the largest logit, the first of equal ones. `top_k` 0 leaves all tokens, `top_p` 1 too: else the
+    likeliest ones whose probabilities add up to it (Holtzman et al. 2020). UsageError for what lies outside."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number of 0 or more")
+        _require("top-k", self.top_k, type(self.top_k) is int and self.top_k >= 0, "a whole number of 0 or more")
+        _require("top-p", self.top_p, 0 < self.top_p <= 1, "a number in (0, 1]")
+        _require("seed", self.seed, type(self.seed) is int, "a whole number")
+
+    def choose(self, logits: Array, request: int, position: int) -> int:
+        """The token at `position` of a text; `logits` (V,)."""
+        row = np.asarray(logits, np.float64)
+        if not np.isfinite(row.max()):
+            raise NumericsError(f"the logits at position {position} of request {request} are not finite; the checkpoint's "
+                                "parameters are damaged or diverged, take an earlier one with --step")
+        if self.temperature == 0:
+            return int(row.argmax())
+        order = np.argsort(-row, kind="stable")[:self.top_k or None]
+        weights = np.exp((row[order] - row[order[0]]) / self.temperature)
+        shares = np.cumsum(weights)
+        if self.top_p < 1:
+            enough = int(np.searchsorted(shares, self.top_p * shares[-1])) + 1
+            order, shares = order[:enough], shares[:enough]
+        found = int(np.searchsorted(shares, self._uniform(request, position) * shares[-1], side="right"))
+        return int(order[min(found, len(order) - 1)])
+
+    def _uniform(self, request: int, position: int) -> float:
+        """A number in [0, 1) of 53 bits."""
+        high, low = words(stream_key(self.seed, "generate", request), np.array([position], np.uint64), 2, np)[0].tolist()
+        return float((high >> 5) * 67108864 + (low >> 6)) / 9007199254740992.0
+
+
+def _require(name: str, value: Any, holds: bool, expected: str) -> None:
+    if not holds:
+        raise UsageError(f"--{name} is {value}, expected {expected}")
