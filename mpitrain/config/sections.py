@@ -189,6 +189,11 @@ class Config:
         """Data paths and user code are found from here."""
         return Path(self.run.folder)
 
+    def refuse_without_data(self) -> None:
+        """ConfigError where there is no data.path."""
+        if not self.data.path:
+            raise self.wrong("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)", ("data.path",))
+
     def wrong(self, message: str, keys: tuple[str, ...]) -> ConfigError:
         """A mistake about some keys; the file is not to blame for overridden ones."""
         if self.origin is None:
