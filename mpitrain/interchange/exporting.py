@@ -29,11 +29,13 @@ class Wanted:
     names: str = ""                               # the table of names; "" is the format's own choice
     overwrite: bool = False
     cache: bool = False                           # ONNX of a gpt: with keys and values of earlier tokens
+    shape: tuple[int, ...] = ()                   # ONNX: the shape of a sample, where the model takes several
 
 
 Tell = Callable[[str], None]
 FORMATS: Registry[Callable[[SavedModel, Wanted, Tell], None]] = Registry("format")
 FORMATS.register_later("pt", "mpitrain.interchange.torch_files:export_pt")
+FORMATS.register_later("onnx", "mpitrain.interchange.onnx_writer:export_onnx")
 FORMATS.register_later("pth", "mpitrain.interchange.torch_files:export_pt")
 
 
@@ -48,8 +50,8 @@ def export(saved: SavedModel, wanted: Wanted, tell: Tell = print) -> None:
         known = ", ".join(f".{name}" for name in FORMATS)
         raise UsageError(f'the file\'s name ends with "{wanted.path.suffix}"{nearest(ending, FORMATS) if ending else ""}; it says '
                          f"the format: {known}")
-    if wanted.cache and ending != "onnx":
-        raise UsageError("--cache is for .onnx, whose graph then takes keys and values; leave it out")
+    if (wanted.cache or wanted.shape) and ending != "onnx":
+        raise UsageError(f"{'--cache' if wanted.cache else '--input'} is for .onnx, which is a graph; leave it out")
     FORMATS[ending](saved, wanted, tell)
 
 

@@ -9,36 +9,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import models
-from mpitrain.autograd import no_grad
-from mpitrain.config import made_config
-from mpitrain.data import Transforms
 from mpitrain.errors import ConfigError, DataError, OtherModelError, UsageError
 from mpitrain.interchange.exporting import Wanted, export
 from mpitrain.interchange.importing import bring_in
-from mpitrain.train.build.saved import SavedModel, load
+from mpitrain.train.build.saved import load
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (pip install mpitrain[bench])")
+from saved_models import fresh, outputs  # noqa: E402
 from safetensors.torch import load_file, load_model, save_file, save_model  # noqa: E402
 from torch_models import HuggingFaceGPT2, NanoGPT, ResNet, randomise  # noqa: E402
 
 SIZES = {"layers": 2, "heads": 4, "width": 32, "block": 12, "vocabulary": 19}
 TOKENS = np.random.default_rng(0).integers(0, 19, (3, 12))
 IMAGES = np.random.default_rng(0).standard_normal((2, 3, 64, 64)).astype("f4")
-
-
-def fresh(name: str, seed: int = 3, **keys: Any) -> SavedModel:
-    config = made_config({"model": {"name": name, **keys}, "train": {"epochs": 1}}, [], "fresh")
-    model = models.MODELS[name](**keys)
-    model.initialize(seed)
-    for _, leaf in model.named_parameters():                    # biases start as zeros
-        leaf.array[...] += np.random.default_rng(len(leaf.name)).standard_normal(leaf.shape) * 0.1
-    return SavedModel(model.eval().requires_grad_(False), config, 7, Transforms(), {"seed": 0})
-
-
-def outputs(saved: SavedModel, x: np.ndarray) -> np.ndarray:
-    with no_grad():
-        return saved.model(x).numpy()
 
 
 def close(ours: np.ndarray, theirs: Any) -> None:
