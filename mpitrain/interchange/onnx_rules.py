@@ -32,7 +32,7 @@ def dtype_of(step: Step) -> Any:
     return step.one.outputs[0].dtype
 
 
-@rule("Pointwise")
+@rule("Pointwise", "Relu", "Sigmoidal")
 def pointwise(graph: Graph, step: Step) -> str:
     return activated(graph, graph.input(step, 0), step.attributes["activation"], dtype_of(step))
 
