@@ -64,7 +64,8 @@ def _config(tables: dict[str, Any], overrides: list[str], source: Path, folder: 
     tables |= {"optimizer": defaults | own} if defaults else {}
     config = Config(**{name: _section(name, table, None) for name, table in tables.items()})
     name = config.run.name or source.stem
-    run = dataclasses.replace(config.run, name=name, folder=config.run.folder or str(folder), out=config.run.out or f"runs/{name}")
+    run = dataclasses.replace(config.run, name=name, folder=config.run.folder or str(folder),
+                              out=config.run.out or f"runs/{name}")
     config = dataclasses.replace(config, run=run, origin=Origin(source, frozenset(overridden)))
     if not config.model.name:
         raise config.wrong('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"',

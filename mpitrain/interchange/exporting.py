@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.errors import UsageError, nearest
+from mpitrain.errors import UsageError
 from mpitrain.interchange import safetensors
 from mpitrain.interchange.names import NAMES, outgoing
 from mpitrain.interchange.tensors import Array
@@ -48,8 +48,7 @@ def export(saved: SavedModel, wanted: Wanted, tell: Tell = print) -> None:
     ending = wanted.path.suffix.removeprefix(".")
     if ending not in FORMATS:
         known = ", ".join(f".{name}" for name in FORMATS)
-        raise UsageError(f'the file\'s name ends with "{wanted.path.suffix}"{nearest(ending, FORMATS) if ending else ""}; it says '
-                         f"the format: {known}")
+        raise UsageError(f'the name of the file ends with "{wanted.path.suffix}", which says the format; expected one of {known}')
     if (wanted.cache or wanted.shape) and ending != "onnx":
         raise UsageError(f"{'--cache' if wanted.cache else '--input'} is for .onnx, which is a graph; leave it out")
     FORMATS[ending](saved, wanted, tell)

@@ -21,6 +21,7 @@ from mpitrain.interchange.tensors import BFLOAT16, Array, Stored, TensorFile, ma
 from mpitrain.train.build.from_config import make_model
 from mpitrain.train.build.saved import SavedModel, save
 
+PRECISIONS = ("float32", "float64", "bfloat16")
 WRAPPERS = ("_orig_mod.", "module.")              # what torch.compile and DistributedDataParallel put before every name
 
 
@@ -77,11 +78,11 @@ def _about(file: TensorFile) -> dict[str, Any]:
         if not isinstance(found, dict) or not isinstance(found["model"], dict):
             raise ValueError("no table of the model")
         _bounded(found["model"], sum(stored.bits.size for stored in file.tensors.values()), len(file.tensors))
-        if not isinstance(found.get("transform", []), list) or found.get("precision", "float32") not in ("float32", "float64", "bfloat16"):
+        if not isinstance(found.get("transform", []), list) or found.get("precision", "float32") not in PRECISIONS:
             raise ValueError("transform or precision is not what export writes")
     except (ValueError, KeyError, RecursionError) as error:
-        raise DataError(f'its metadata "{ABOUT}" is not what export writes: {shown(str(error))}; give --names and model.name=NAME '
-                        "for a copy without it", file=file.path) from None
+        raise DataError(f'its metadata "{ABOUT}" is not what export writes: {shown(str(error))}; export it again', file=file.path
+                        ) from None
     return found
 
 
@@ -102,8 +103,8 @@ def _config(table: NameTable, file: TensorFile, tensors: Mapping[str, Stored], a
     transform = list(about.get("transform", [])) if has_state or about.get("names") == "own" else []
     for key, value in [("model.name", model.get("name")), *(("data.transform", _name(one)) for one in transform)]:
         if isinstance(value, str) and ":" in value and key not in given:
-            raise ConfigError(f"the file names code of somebody's own, {shown(value)}, which is not run because a file says so; give "
-                              f"{key}={shown(value)[1:-1]} yourself if it is yours", file=file.path)
+            raise ConfigError(f"the file names code of somebody's own, {shown(value)}, which is not run because a file says so; "
+                              f"give {key}={shown(value)[1:-1]} yourself if it is yours", file=file.path)
     kinds = {stored.dtype for stored in tensors.values() if stored.is_float}
     tables = {"model": model, "data": {"transform": transform, "validation": 0}, "run": {"out": str(out)},
               "train": {"epochs": 1, "precision": about.get("precision", "float64" if "float64" in kinds else "float32")}}
@@ -130,7 +131,7 @@ def unwrapped(tensors: Mapping[str, Stored], table: NameTable, tell: Tell) -> di
 
 def matched(entries: Sequence[Entry], table: NameTable, model: nn.Module, tensors: Mapping[str, Stored], path: Path
             ) -> dict[str, tuple[Stored, bool]]:
-    """For each name of ours its tensor, and whether it is transposed. OtherModelError where names or shapes are another model's."""
+    """For each name of ours its tensor, and whether it is transposed. OtherModelError where names or shapes are others."""
     shapes = {name: leaf.shape for name, leaf in (*model.named_parameters(), *model.named_buffers())}
     found: dict[str, tuple[Stored, bool]] = {}
     for entry in entries:
@@ -139,7 +140,8 @@ def matched(entries: Sequence[Entry], table: NameTable, model: nn.Module, tensor
         elif entry.theirs in tensors:
             found[entry.ours] = tensors[entry.theirs], entry.transposed
     expected = {entry.theirs for entry in entries}
-    extra = [name for name in tensors if name not in expected and not any(fnmatch.fnmatchcase(name, p) for p in table.passed_over)]
+    extra = [name for name in tensors
+             if name not in expected and not any(fnmatch.fnmatchcase(name, pattern) for pattern in table.passed_over)]
     missing = [entry.theirs for entry in entries if entry.ours not in found]
     if missing:
         _refuse(path, f"the model wants {_listed(missing)}, which the file has not{nearest(missing[0], extra or tensors)}; "
@@ -160,8 +162,8 @@ def matched(entries: Sequence[Entry], table: NameTable, model: nn.Module, tensor
 
 def _refuse_untied(entry: Entry, other: Stored, first: tuple[Stored, bool], path: Path) -> None:
     if other.dtype != first[0].dtype or other.shape != first[0].shape or other.bits.tobytes() != first[0].bits.tobytes():
-        _refuse(path, f"{shown(entry.theirs)} is a further name of {entry.ours} in the model, and has other values; for a gpt, give "
-                      "model.tied=false")
+        _refuse(path, f"{shown(entry.theirs)} is a further name of {entry.ours} in the model, and has other values; for a gpt, "
+                      "give model.tied=false")
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -186,7 +188,8 @@ def _fill(model: nn.Module, found: Mapping[str, tuple[Stored, bool]], config: Co
             kinds[stored.dtype, to] = kinds.get((stored.dtype, to), 0) + 1
     for (one, other), count in kinds.items():
         exact = one in ("float16", BFLOAT16) or other == "float64"
-        tell(f"{count} tensor{'s' * (count > 1)} of {one} made {other}, {'exactly' if exact else 'rounded: train.precision=float64 keeps them'}")
+        how = "exactly" if exact else "rounded: train.precision=float64 keeps them"
+        tell(f"{count} tensor{'s' * (count > 1)} of {one} made {other}, {how}")
     model.load_state_dict(arrays)
 
 

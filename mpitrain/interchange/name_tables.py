@@ -1,9 +1,10 @@
-"""The tables of names that are built in: PyTorch's layers, GPT-2 as Hugging Face and as nanoGPT write it, ResNets of torchvision."""
+"""The tables of names that are built in: PyTorch's layers, GPT-2 of Hugging Face and of nanoGPT, ResNets of torchvision."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,14 @@ def counters(model: Module, name_of: Any) -> dict[str, Array]:
 class GPT2(NameTable):
     """Hugging Face's GPT-2, whose matrices are (inputs, outputs); with `transformer.` before the names or without."""
 
-    rules = ((r"embed\.token\.", "wte."), (r"embed\.position\.", "wpe."), (r"block(\d+)\.norm1\.", r"h.\1.ln_1."),
-             (r"block(\d+)\.attention\.qkv\.", r"h.\1.attn.c_attn."), (r"block(\d+)\.attention\.out\.", r"h.\1.attn.c_proj."),
-             (r"block(\d+)\.norm2\.", r"h.\1.ln_2."), (r"block(\d+)\.wide\.", r"h.\1.mlp.c_fc."),
-             (r"block(\d+)\.narrow\.", r"h.\1.mlp.c_proj."), (r"norm\.", "ln_f."), (r"head\.", "lm_head."))
-    transposed = ("h.*.attn.c_attn.weight", "h.*.attn.c_proj.weight", "h.*.mlp.c_fc.weight", "h.*.mlp.c_proj.weight")
-    passed_over = ("h.*.attn.bias", "h.*.attn.masked_bias")           # the causal mask, which older versions stored
+    rules: Sequence[tuple[str, str]] = (
+        (r"embed\.token\.", "wte."), (r"embed\.position\.", "wpe."), (r"block(\d+)\.norm1\.", r"h.\1.ln_1."),
+        (r"block(\d+)\.attention\.qkv\.", r"h.\1.attn.c_attn."), (r"block(\d+)\.attention\.out\.", r"h.\1.attn.c_proj."),
+        (r"block(\d+)\.norm2\.", r"h.\1.ln_2."), (r"block(\d+)\.wide\.", r"h.\1.mlp.c_fc."),
+        (r"block(\d+)\.narrow\.", r"h.\1.mlp.c_proj."), (r"norm\.", "ln_f."), (r"head\.", "lm_head."))
+    transposed: Sequence[str] = ("h.*.attn.c_attn.weight", "h.*.attn.c_proj.weight", "h.*.mlp.c_fc.weight",
+                                 "h.*.mlp.c_proj.weight")
+    passed_over: Sequence[str] = ("h.*.attn.bias", "h.*.attn.masked_bias")      # the causal mask of older versions
     prefix = "transformer."
     activation = "gelu_tanh"
 
@@ -84,8 +87,8 @@ class GPT2(NameTable):
             return {"heads": int(found["n_head"]), "eps": float(found.get("layer_norm_epsilon", 1e-5)),
                     "activation": words[found.get("activation_function", "gelu_new")]}
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise DataError(f"config.json beside the tensors cannot be used: {shown(f'{type(error).__name__}: {error}')}; mend it, "
-                            "or move it and give model.heads=N", file=path) from None
+            raise DataError(f"config.json beside the tensors cannot be used: {shown(f'{type(error).__name__}: {error}')}; mend "
+                            "it, or move it and give model.heads=N", file=path) from None
 
 
 class NanoGPT(GPT2):
@@ -124,8 +127,8 @@ class _ResNet(NameTable):
         first, last = shapes.get("conv1.weight", ()), shapes.get(f"{self.head}.weight", ())
         if counted not in self.models or len(first) != 4 or len(last) != 2 or "layer1.0.conv3.weight" in shapes:
             known = ", ".join(f"{name} {list(counts)}" for counts, name in self.models.items())
-            raise ConfigError(f"the file has blocks {list(counted)} in its stages{' of three convolutions' * any('conv3' in n for n in shapes)}"
-                              f"; the table has {known}, of two convolutions each")
+            three = " of three convolutions" * any("conv3" in name for name in shapes)
+            raise ConfigError(f"the file has blocks {list(counted)} in its stages{three}; the table has {known}, of two each")
         return {"name": self.models[counted], "classes": last[0], "channels": first[1]}
 
 
@@ -133,7 +136,8 @@ class TorchVision(_ResNet):
     """torchvision's ResNets of basic blocks, with its downsample.0 and .1 for the shortcut's convolution and norm."""
 
     rules = ((r"conv\.", "conv1."), (r"norm\.", "bn1."), (r"stage(\d)_block(\d+)\.conv", r"layer\1.\2.conv"),
-             (r"stage(\d)_block(\d+)\.norm", r"layer\1.\2.bn"), (r"stage(\d)_block(\d+)\.shortcut\.conv\.", r"layer\1.\2.downsample.0."),
+             (r"stage(\d)_block(\d+)\.norm", r"layer\1.\2.bn"),
+             (r"stage(\d)_block(\d+)\.shortcut\.conv\.", r"layer\1.\2.downsample.0."),
              (r"stage(\d)_block(\d+)\.shortcut\.norm\.", r"layer\1.\2.downsample.1."), (r"head\.", "fc."))
     models = {(2, 2, 2, 2): "resnet18", (3, 4, 6, 3): "resnet34"}
     head = "fc"

@@ -1,7 +1,7 @@
 """The graph of a model as ONNX wants it, made of two recordings of its operations with other batches and lengths.
 
-What differs between the two is symbolic: a dim that was 2 and 3, the batches, is the batch; one that was 10 and 21 is batch x length.
-So no operation has to say how its shapes come about.
+What differs between the two is symbolic: a dim that was 2 and 3, the batches, is the batch. So no operation has to say how its
+shapes come about.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Graph:
         return next((name for name, sizes in self.sizes.items() if sizes == pair), None)
 
     def size(self, step: Step, pair: tuple[int, int]) -> str:
-        """The name of a 1-element int64 tensor with such a dim. GraphError where it is none of batch and length, or their product."""
+        """The name of an int64 tensor of one element with such a dim. GraphError where it is neither batch nor length."""
         symbol = self.symbol(pair)
         if isinstance(symbol, int):
             return self.constant([symbol])
@@ -139,8 +139,8 @@ INPUT = "input"
 
 
 def _depends(step: Step, what: str) -> GraphError:
-    return GraphError(f'ONNX: {step.name} in "{step.path}" has {what}, which depends on the batch or the length in a way that no graph '
-                      "has; export is for models whose parameters do not depend on them")
+    return GraphError(f'ONNX: {step.name} in "{step.path}" has {what}, which depends on the batch or the length in a way that '
+                      "the graph cannot have; write that part of the model without it")
 
 
 def traced(model: Module, samples: Sequence[Array], helper: Any, sizes: Mapping[str, tuple[int, int]], cache: bool

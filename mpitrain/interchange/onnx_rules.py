@@ -22,10 +22,14 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
     return register
 
 
-for _ours, _theirs in {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", "Power": "Pow", "MatMul": "MatMul"}.items():
-    RULES.register(_ours)(lambda graph, step, kind=_theirs: graph.add(kind, graph.input(step, 0), graph.input(step, 1)))
-for _ours, _theirs in {"Negative": "Neg", "Absolute": "Abs", "Exp": "Exp", "Log": "Log", "Sqrt": "Sqrt"}.items():
-    RULES.register(_ours)(lambda graph, step, kind=_theirs: graph.add(kind, graph.input(step, 0)))
+PLAIN = {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", "Power": "Pow", "MatMul": "MatMul",
+         "Negative": "Neg", "Absolute": "Abs", "Exp": "Exp", "Log": "Log", "Sqrt": "Sqrt"}
+"""Functions that ONNX has a node for, with the same inputs."""
+
+
+@rule(*PLAIN)
+def plain(graph: Graph, step: Step) -> str:
+    return str(graph.add(PLAIN[step.name], *(graph.input(step, i) for i in range(len(step.one.inputs)))))
 
 
 def dtype_of(step: Step) -> Any:
@@ -49,7 +53,8 @@ def activated(graph: Graph, x: str, name: str | None, dtype: Any) -> str:
         inner = graph.add("Erf", graph.add("Mul", x, number(SQRT_HALF)))
     elif name == "gelu_tanh":
         cube = graph.add("Mul", graph.add("Mul", x, x), x)
-        inner = graph.add("Tanh", graph.add("Mul", graph.add("Add", x, graph.add("Mul", cube, number(TANH_CUBIC))), number(TANH_SCALE)))
+        bent = graph.add("Add", x, graph.add("Mul", cube, number(TANH_CUBIC)))
+        inner = graph.add("Tanh", graph.add("Mul", bent, number(TANH_SCALE)))
     elif name is None:
         return x
     else:
@@ -135,7 +140,8 @@ def normalised(graph: Graph, x: str, weight: str, bias: str, dims: int, eps: flo
 @rule("AddRowNorm")
 def add_row_norm(graph: Graph, step: Step) -> list[str]:
     total = graph.add("Add", graph.input(step, 0), graph.input(step, 1))
-    return [total, normalised(graph, total, graph.input(step, 2), graph.input(step, 3), len(step.shape(2)), step.attributes["eps"])]
+    weight, bias = graph.input(step, 2), graph.input(step, 3)
+    return [total, normalised(graph, total, weight, bias, len(step.shape(2)), step.attributes["eps"])]
 
 
 def window(side: Side) -> tuple[int, int, int, int] | None:
@@ -157,7 +163,7 @@ def window(side: Side) -> tuple[int, int, int, int] | None:
 def pool(graph: Graph, step: Step, kind: str, **more: Any) -> str:
     sides = [window(step.attributes["rows"]), window(step.attributes["columns"])]
     if None in sides:
-        raise UsageError(f'ONNX: the windows of the pool in "{step.path}" are of unequal sizes, which ONNX has no node for; use images '
+        raise UsageError(f'ONNX: the windows of the pool in "{step.path}" are of unequal sizes, which no node has; use images '
                          "whose size is a multiple of the output's")
     rows, columns = sides
     assert rows is not None and columns is not None
@@ -174,7 +180,7 @@ def max_pool(graph: Graph, step: Step) -> str:
 @rule("MeanPool")
 def mean_pool(graph: Graph, step: Step) -> str:
     sides, counts = (step.attributes["rows"], step.attributes["columns"]), step.attributes["counts"]
-    if all(side.starts == (0,) and side.stops == (side.size,) and count == (side.size,) for side, count in zip(sides, counts)):
+    if all(side.starts == (0,) and side.stops == count == (side.size,) for side, count in zip(sides, counts)):
         return str(graph.add("GlobalAveragePool", graph.input(step, 0)))
     clipped = all(tuple(b - a for a, b in zip(side.starts, side.stops)) == tuple(count) for side, count in zip(sides, counts))
     if not clipped and any(len(set(count)) > 1 or (found := window(side)) is None or count[0] != found[0]
@@ -216,8 +222,8 @@ def cached(graph: Graph, k: str, v: str, sizes: list[int], dtype: Any) -> list[s
     for name, new in (("key", k), ("value", v)):
         heads, width = sizes
         graph.extra_inputs.append((f"past_key_values.{layer}.{name}", dtype, ["batch", heads, "past", width]))
-        graph.nodes.append(graph.helper.make_node("Concat", [f"past_key_values.{layer}.{name}", new], [f"present.{layer}.{name}"],
-                                                  axis=2, name=f"present_{layer}_{name}"))
+        graph.nodes.append(graph.helper.make_node("Concat", [f"past_key_values.{layer}.{name}", new],
+                                                  [f"present.{layer}.{name}"], axis=2, name=f"present_{layer}_{name}"))
         graph.extra_outputs.append((f"present.{layer}.{name}", dtype, ["batch", heads, "total", width]))
         found.append(f"present.{layer}.{name}")
     return found

@@ -16,6 +16,7 @@ from mpitrain.interchange import onnx_rules  # noqa: F401  (fills RULES)
 from mpitrain.interchange.exporting import Tell, Wanted
 from mpitrain.interchange.onnx_graph import BATCH, INPUT, LENGTH, OPSET, Array, Graph, traced
 from mpitrain.interchange.tensors import publish, refuse_existing
+from mpitrain.models.transformer import Embed
 from mpitrain.nn import Embedding, Module
 from mpitrain.nn.basic import Check, Flatten
 from mpitrain.train.build.saved import SavedModel
@@ -57,7 +58,7 @@ def _samples(model: Module, wanted: Wanted) -> tuple[list[Array], dict[str, tupl
     """Two inputs that differ in all symbolic dims, and those dims."""
     modules = [module for _, module in model.named_modules()]
     if isinstance(first := next((m for m in modules if isinstance(m, (Embedding, Check, Flatten))), None), Embedding):
-        block = getattr(model["embed"] if hasattr(model, "blocks") and "embed" in model.blocks else first, "block", LENGTHS[1])   # type: ignore[index]
+        block = next((module.block for module in modules if isinstance(module, Embed)), LENGTHS[1])
         lengths = (min(LENGTHS[0], max(block - 1, 1)), min(LENGTHS[1], block))
         if lengths[0] in BATCHES:
             lengths = (min(4, block), min(lengths[1], block))
@@ -70,7 +71,8 @@ def _samples(model: Module, wanted: Wanted) -> tuple[list[Array], dict[str, tupl
     if not shape and isinstance(first, Check) and None not in first.shape[1:]:
         shape = tuple(n for n in first.shape[1:] if n is not None)
     if not shape:
-        raise UsageError("the model takes inputs of several shapes, and a graph is for one: give --input, for instance --input 3x224x224")
+        raise UsageError("the model takes inputs of several shapes, and a graph is for one: give it, for instance "
+                         "--input 3x224x224")
     dtype = model.storage.dtype if model.storage is not None else np.dtype("float32")
     samples = [np.zeros((b, *shape), dtype) for b in BATCHES]
     with no_grad():
@@ -105,7 +107,7 @@ def _proto(onnx: Any, graph: Graph, output: str, dims: list[int | str], sample: 
         for key, value in (("location", f"{wanted.path.name}.data"), ("offset", end), ("length", array.nbytes)):
             tensor.external_data.add(key=key, value=str(value))
         initialisers.append(tensor)
-        chunks.append(memoryview(array.reshape(-1).view(np.uint8)))
+        chunks.append(array.reshape(-1).view(np.uint8).data)
         end += array.nbytes
     graph.nodes.append(onnx.helper.make_node("Identity", [output], ["output"], name="output"))
     made = onnx.helper.make_graph(

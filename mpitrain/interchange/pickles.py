@@ -1,8 +1,8 @@
-"""A reader of pickles that knows tensors in plain containers, and runs nothing: a machine of our own with the few instructions that
-`torch.save` writes for a state_dict.
+"""A reader of pickles that knows tensors in plain containers, and runs nothing: a machine of our own with the few instructions
+that `torch.save` writes for a state_dict.
 
-Python's `pickle` is not used: whatever it allows, a hostile file may make it allocate without end (a memo of 2^32 places) or crash
-it (a key that is nested a million deep). Here each instruction makes at most one object, and keys are words and numbers.
+Python's `pickle` is not used: whatever it allows, a hostile file may make it allocate without end (a memo of 2^32 places) or
+crash it (a key that is nested a million deep). Here each instruction makes at most one object, and keys are words and numbers.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _called(code: bytes) -> str:
 def _global(m: _Machine, module: Any, name: Any) -> Global:
     full = f"{module}.{name}"
     if full not in KNOWN:
-        raise PickleError(f"it asks for {shown(full)[1:-1]}, which is no tensor and no plain container: nothing of it is run; save "
-                          "the state_dict alone, torch.save(model.state_dict(), FILE)")
+        raise PickleError(f"it asks for {shown(full)[1:-1]}, which is no tensor and no plain container: nothing of it is run; "
+                          "save the state_dict alone, torch.save(model.state_dict(), FILE)")
     return Global(full)
 
 
@@ -146,8 +146,8 @@ def _reduce(m: _Machine) -> Any:
         case Global("torch._utils._rebuild_tensor_v2"), (StorageOf() as storage, int(offset), tuple(shape), tuple(strides), *_):
             if len(shape) == len(strides) and all(type(n) is int for n in (*shape, *strides)):
                 return Described(storage, offset, shape, strides)
-    raise PickleError(f"it calls {function.name if isinstance(function, Global) else 'what is no function'} with what a state_dict "
-                      "does not")
+    called = function.name if isinstance(function, Global) else "what is no function"
+    raise PickleError(f"it calls {called} with what a state_dict does not")
 
 
 def _set(m: _Machine, pairs: list[Any]) -> None:
@@ -208,15 +208,15 @@ def _values() -> Iterator[tuple[bytes, Callable[[_Machine], Any]]]:
     yield b"N", lambda m: None
     yield b"\x88", lambda m: True
     yield b"\x89", lambda m: False
-    yield from ((code, lambda m, form=form: m.number(form)) for code, form in (    # type: ignore[misc]
+    yield from ((code, lambda m, form=form: m.number(form)) for code, form in (
         (b"K", "<B"), (b"M", "<H"), (b"J", "<i"), (b"G", ">d")))
     yield b"\x8a", lambda m: _long(m, "<B")
     yield b"\x8b", lambda m: _long(m, "<i")
-    yield from ((code, lambda m, form=form: m.take(m.number(form)).decode("utf-8", "surrogatepass"))       # type: ignore[misc]
+    yield from ((code, lambda m, form=form: m.take(m.number(form)).decode("utf-8", "surrogatepass"))
                 for code, form in ((b"X", "<I"), (b"\x8c", "<B"), (b"\x8d", "<Q")))
-    yield from ((code, lambda m, form=form: m.take(m.number(form))) for code, form in (    # type: ignore[misc]
+    yield from ((code, lambda m, form=form: m.take(m.number(form))) for code, form in (
         (b"B", "<I"), (b"C", "<B"), (b"\x8e", "<Q")))
-    yield from ((code, lambda m, n=n: _tuple(m, n)) for code, n in ((b"\x85", 1), (b"\x86", 2), (b"\x87", 3)))  # type: ignore[misc]
+    yield from ((code, lambda m, n=n: _tuple(m, n)) for code, n in ((b"\x85", 1), (b"\x86", 2), (b"\x87", 3)))
     yield b"t", lambda m: tuple(m.since_mark())
     yield b"h", lambda m: _get(m, m.number("<B"))
     yield b"j", lambda m: _get(m, m.number("<I"))

@@ -4,7 +4,8 @@
     N bytes    {"__metadata__": {word: word}, NAME: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}, ...}
     the rest   the tensors, little-endian, C order; offsets count from here
 
-The format is Hugging Face's (github.com/huggingface/safetensors, format of 2022). A file is refused for what their reader refuses.
+The format is Hugging Face's (github.com/huggingface/safetensors, format of 2022). A file is refused for what
+their reader refuses.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ def read(path: Path) -> TensorFile:
     for name, about in sorted(header.items(), key=lambda item: _offsets(path, *item)):
         dtype, shape, (first, stop) = _described(path, name, about)
         if first != end:
-            _refuse(path, f'the tensor {shown(name)} begins at byte {first}, expected {end}: tensors follow each other without holes '
-                          "or overlaps")
+            _refuse(path, f"the tensor {shown(name)} begins at byte {first}, expected {end}: tensors follow each other without "
+                          "holes or overlaps")
         end = stop
         if end > len(body):
             _refuse(path, f'the tensor {shown(name)} ends at byte {end}, and the file has {len(body)}: it is cut off')
@@ -130,7 +131,7 @@ def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str],
         array = np.asarray(tensors[name], tensors[name].dtype.newbyteorder("<"), order="C")
         header[name] = {"dtype": WORDS[array.dtype.name], "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
-        chunks.append(memoryview(array.reshape(-1).view(np.uint8)) if array.size else b"")
+        chunks.append(array.reshape(-1).view(np.uint8).data if array.size else b"")
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     publish(path, [len(text).to_bytes(8, "little"), text, *chunks], overwrite=overwrite)

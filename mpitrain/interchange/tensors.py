@@ -32,7 +32,7 @@ class Stored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.bits.shape
+        return tuple(self.bits.shape)
 
     @property
     def is_float(self) -> bool:

@@ -35,13 +35,13 @@ MOST_DIMS = 32
 def read(path: Path) -> TensorFile:
     """The tensors of a .pt file, mapped: of a state_dict, or of a checkpoint that has one under one of WHERE.
 
-    DataError where the archive is damaged or has compressed parts, or its pickle asks for more than tensors in containers; nothing
-    of a file is ever run.
+    DataError where the archive is damaged or has compressed parts, or its pickle asks for more than tensors in containers;
+    nothing of a file is ever run.
     """
     data = mapped(path)
     if data[:1].tobytes() == b"\x80":
-        _refuse(path, "it is a bare pickle, PyTorch's format of before 1.6, or no file of torch.save at all; load and save it with "
-                      "a newer PyTorch")
+        _refuse(path, "it is a bare pickle, PyTorch's format of before 1.6, or no file of torch.save at all; load and save it "
+                      "with a newer PyTorch")
     files = _archive(path, data)
     name = next((name for name in files if name.endswith("/data.pkl") and name.count("/") == 1), None)
     if name is None:
@@ -139,8 +139,8 @@ def _stored(path: Path, key: str, tensor: Described, files: Mapping[str, Array],
     empty = 0 in tensor.shape
     if len(tensor.shape) > MOST_DIMS or any(not 0 <= n < 1 << 62 for n in sizes) or math.prod(tensor.shape) > storage.size or (
             not empty and last >= storage.size):
-        _refuse(path, f"{shown(key)} of shape {shown(tensor.shape)}, strides {shown(tensor.strides)} from {tensor.offset} on reaches "
-                      f"beyond its storage of {storage.size}")
+        _refuse(path, f"{shown(key)} of shape {shown(tensor.shape)}, strides {shown(tensor.strides)} from "
+                      f"{shown(tensor.offset)} on reaches beyond its storage of {storage.size}")
     numbers = np.frombuffer(data, "u2" if storage.dtype == BFLOAT16 else storage.dtype)
     if empty:
         return Stored(np.zeros(tensor.shape, numbers.dtype), storage.dtype)
@@ -155,7 +155,7 @@ def _refuse(path: Path, message: str) -> NoReturn:
 # ---- writing ---------------------------------------------------------------------------------------------------------
 
 def export_pt(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
-    """The state_dict that `torch.load(FILE)` gives and `load_state_dict` takes; tied parameters are one storage with two names."""
+    """The state_dict that `torch.load(FILE)` gives and `load_state_dict` takes; a tied one is one storage with two names."""
     arrays, aliases, names = named(saved, wanted.names or "pytorch", tell)
     write(wanted.path, arrays, aliases, overwrite=wanted.overwrite)
     tell(f"{wanted.path}: {len(arrays) + len(aliases)} names of {len(arrays)} tensors, "
@@ -170,7 +170,7 @@ def write(path: Path, arrays: Mapping[str, Array], aliases: Mapping[str, str], *
     files: dict[str, Any] = {"data.pkl": pickle, "byteorder": b"little"}
     for number, name in enumerate(order):
         array = np.asarray(arrays[name], arrays[name].dtype.newbyteorder("<"), order="C")
-        files[f"data/{number}"] = memoryview(array.reshape(-1).view(np.uint8)) if array.size else b""
+        files[f"data/{number}"] = array.reshape(-1).view(np.uint8).data if array.size else b""
     files["version"] = b"3\n"
     publish(path, _zipped(f"{path.stem or 'archive'}/", files), overwrite=overwrite)
 
@@ -213,14 +213,14 @@ def _zipped(root: str, files: Mapping[str, Any]) -> list[bytes | memoryview]:
         path, size, crc = (root + name).encode(), len(data), zlib.crc32(data)
         big = struct.pack("<HHQQ", 1, 16, size, size) if size >= 1 << 32 else b""
         shown_size = 0xFFFFFFFF if big else size
-        gap = -(place + LOCAL.size + len(path) + len(big) + 4) % 64               # tensors begin at multiples of 64, as PyTorch's do
+        gap = -(place + LOCAL.size + len(path) + len(big) + 4) % 64          # tensors begin at multiples of 64, as PyTorch's do
         extra = big + struct.pack("<HH", 0x4246, gap) + b"Z" * gap
         head = LOCAL.pack(b"PK\x03\x04", 45, 0x800, 0, 0, 0x21, crc, shown_size, shown_size, len(path), len(extra))
         far = struct.pack("<HHQQQ", 1, 24, size, size, place) if big else b""
         if not big and place >= 1 << 32:
             far = struct.pack("<HHQ", 1, 8, place)
-        central.append(struct.pack("<4s6H3I5H2I", b"PK\x01\x02", 45, 45, 0x800, 0, 0, 0x21, crc, shown_size, shown_size, len(path),
-                                   len(far), 0, 0, 0, 0, 0xFFFFFFFF if far else place) + path + far)
+        central.append(struct.pack("<4s6H3I5H2I", b"PK\x01\x02", 45, 45, 0x800, 0, 0, 0x21, crc, shown_size, shown_size,
+                                   len(path), len(far), 0, 0, 0, 0, 0xFFFFFFFF if far else place) + path + far)
         chunks += [head + path + extra, data]
         place += LOCAL.size + len(path) + len(extra) + size
     tail = b"".join(central)

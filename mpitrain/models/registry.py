@@ -35,7 +35,7 @@ def require_list_of_sizes(name: str, values: Any) -> None:
 def require_positive(**values: Any) -> None:
     """ConfigError unless each of these keys of [model] is a finite number above 0."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
             raise _wrong(name, "a finite number above 0", value)
 
 

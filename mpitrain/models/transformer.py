@@ -65,10 +65,11 @@ class Block(nn.Module):
         self.dropout1 = nn.Dropout(dropout)
         self.norm2 = nn.LayerNorm(width, eps, bias)
         if mixture:
-            self.mixture = nn.MixtureOfExperts(width, 4 * width, bias=bias, activation=activation,
-                                               weight_init=init.normal(STD), out_init=small, router_init=init.normal(STD), **mixture)
+            self.mixture = nn.MixtureOfExperts(width, 4 * width, bias=bias, activation=activation, weight_init=init.normal(STD),
+                                               out_init=small, router_init=init.normal(STD), **mixture)
         else:
-            self.wide = nn.Linear(width, 4 * width, bias, activation=activation, weight_init=init.normal(STD), bias_init=init.zeros)
+            self.wide = nn.Linear(width, 4 * width, bias, activation=activation, weight_init=init.normal(STD),
+                                  bias_init=init.zeros)
             self.narrow = nn.Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
         self.dropout2 = nn.DropoutAdd(dropout)
 

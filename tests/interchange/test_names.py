@@ -15,8 +15,8 @@ from mpitrain.interchange.importing import bring_in
 from mpitrain.train.build.saved import load
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (pip install mpitrain[bench])")
-from saved_models import fresh, outputs  # noqa: E402
 from safetensors.torch import load_file, load_model, save_file, save_model  # noqa: E402
+from saved_models import fresh, outputs  # noqa: E402
 from torch_models import HuggingFaceGPT2, NanoGPT, ResNet, randomise  # noqa: E402
 
 SIZES = {"layers": 2, "heads": 4, "width": 32, "block": 12, "vocabulary": 19}
@@ -55,7 +55,8 @@ def test_a_gpt_of_pytorch_comes_in_and_goes_out(tmp_path: Path, names: str, kind
 def test_a_checkpoint_of_nanogpt_says_its_heads_and_wrappers_are_taken_off(tmp_path: Path) -> None:
     theirs = randomise(NanoGPT(**SIZES, bias=True))
     state = {f"_orig_mod.module.{name}": value for name, value in theirs.state_dict().items()}
-    torch.save({"model": state, "model_args": {"n_head": 4}, "iter_num": 3, "best_val_loss": torch.tensor(1.5)}, tmp_path / "ckpt.pt")
+    torch.save({"model": state, "model_args": {"n_head": 4}, "iter_num": 3, "best_val_loss": torch.tensor(1.5)},
+               tmp_path / "ckpt.pt")
     lines: list[str] = []
     saved = bring_in(tmp_path / "ckpt.pt", tmp_path / "run", names="nanogpt", tell=lines.append)
     close(outputs(saved, TOKENS), theirs(torch.from_numpy(TOKENS)))
@@ -65,13 +66,16 @@ def test_a_checkpoint_of_nanogpt_says_its_heads_and_wrappers_are_taken_off(tmp_p
 def test_gpt2_reads_config_json_an_untied_head_and_half_precision(tmp_path: Path) -> None:
     theirs = randomise(HuggingFaceGPT2(**SIZES)).half()
     theirs.lm_head.weight = torch.nn.Parameter(torch.randn(19, 32).half())
-    state = {f"transformer.{name}" if "lm_head" not in name else name: value.contiguous() for name, value in theirs.state_dict().items()}
+    state = {f"transformer.{name}" if "lm_head" not in name else name: value.contiguous() for name,
+             value in theirs.state_dict().items()}
     save_file(state | {"transformer.h.0.attn.bias": torch.ones(1, 1, 12, 12)}, tmp_path / "m.safetensors")
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_head": 4, "n_embd": 32, "layer_norm_epsilon": 1e-5}))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2", "n_head": 4, "n_embd": 32,
+                                                      "layer_norm_epsilon": 1e-5}))
     with pytest.raises(OtherModelError, match="further name.*model.tied=false"):
         bring_in(tmp_path / "m.safetensors", tmp_path / "run", names="gpt2", tell=lambda _: None)
     lines: list[str] = []
-    saved = bring_in(tmp_path / "m.safetensors", tmp_path / "run", names="gpt2", overrides=["model.tied=false"], tell=lines.append)
+    saved = bring_in(tmp_path / "m.safetensors", tmp_path / "run", names="gpt2", overrides=["model.tied=false"],
+                     tell=lines.append)
     close(outputs(saved, TOKENS), theirs.float()(torch.from_numpy(TOKENS)))
     assert "of float16 made float32, exactly" in lines[0]
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
@@ -93,7 +97,8 @@ def test_a_resnet_of_torchvision_comes_in_and_goes_out(tmp_path: Path, ending: s
 
 
 @pytest.mark.parametrize(("name", "keys"), [
-    ("mlp", {"inputs": 12, "hidden": [8], "outputs": 3}), ("lenet", {}), ("resnet20", {"channels": 1}), pytest.param("resnet34", {"classes": 3}, marks=pytest.mark.slow),
+    ("mlp", {"inputs": 12, "hidden": [8], "outputs": 3}), ("lenet", {}), ("resnet20", {"channels": 1}),
+    pytest.param("resnet34", {"classes": 3}, marks=pytest.mark.slow),
     ("gpt", {**SIZES, "bias": True, "activation": "gelu_tanh"}), ("gpt", {**SIZES, "tied": False, "eps": 1e-6}),
     ("gpt", {**SIZES, "experts": 4})])
 @pytest.mark.parametrize(("ending", "names"), [("safetensors", "own"), ("safetensors", "pytorch"), ("pt", "pytorch")])
@@ -101,7 +106,8 @@ def test_every_model_comes_back_with_its_bits(tmp_path: Path, name: str, keys: d
     saved = fresh(name, **keys)
     export(saved, Wanted(tmp_path / f"m.{ending}", names), lambda _: None)
     words = [f"model.{key}={json.dumps(value)}" for key, value in {"name": name, **keys}.items()] if ending == "pt" else []
-    again = bring_in(tmp_path / f"m.{ending}", tmp_path / "run", names=names if words else "", overrides=words, tell=lambda _: None)
+    again = bring_in(tmp_path / f"m.{ending}", tmp_path / "run", names=names if words else "", overrides=words,
+                     tell=lambda _: None)
     assert again.hashes() == saved.hashes() and again.config.model.arguments == saved.config.model.arguments
     assert again.step == (7 if ending == "safetensors" else 0)
 

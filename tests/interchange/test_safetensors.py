@@ -63,7 +63,8 @@ def about(start: object = 0, stop: object = 4, dtype: object = "F32", shape: obj
     ({"a": about(True, 4)}, "needs data_offsets"), ({"a": about(4, 8)}, "without holes or overlaps"),
     ({"a": about(), "b": about(2, 6)}, "without holes or overlaps"), ({"a": about(0, 8, shape=(2,))}, "cut off"),
     ({}, "bytes that no tensor has"), ({"a": about(dtype="F8_E4M3", shape=(4,))}, 'has the dtype "F8_E4M3"'),
-    ({"a": about(dtype=[])}, "has the dtype"), ({"a": about(shape=(-1,))}, "has the shape"), ({"a": about(shape=(2,))}, "takes 8 bytes"),
+    ({"a": about(dtype=[])}, "has the dtype"), ({"a": about(shape=(-1,))}, "has the shape"),
+    ({"a": about(shape=(2,))}, "takes 8 bytes"),
     ({"a": about(shape=(1 << 32, 1 << 32))}, "takes more than 2^63 bytes"), ({"a": about(shape=[1] * 33)}, "has the shape"),
     ({"__metadata__": {"a": 1}, "a": about()}, "table of strings"), ({"a\n\x1b": 3}, r'"a\n\x1b" needs'),
     (b'{"\\ud800":1}', "no JSON")])
@@ -74,7 +75,8 @@ def test_a_wrong_header_is_refused_in_a_line(tmp_path: Path, header: object, sai
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    for content, said in ((b"", "an empty file"), (b"abc", "expected 8 bytes"), ((1 << 32).to_bytes(8, "little") + b"{}", "cut off")):
+    for content, said in ((b"", "an empty file"), (b"abc", "expected 8 bytes"),
+                          ((1 << 32).to_bytes(8, "little") + b"{}", "cut off")):
         (tmp_path / "x").write_bytes(content)
         with pytest.raises(DataError, match=said):
             safetensors.read(tmp_path / "x")
@@ -99,7 +101,8 @@ def test_a_file_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
 def test_a_mutant_is_taken_where_the_reference_takes_it_and_else_refused_in_a_line(tmp_path: Path) -> None:
     """5,000 mutants of a file: bytes changed, cut, doubled, numbers made large, in the header above all."""
     rng = random.Random(1)
-    safetensors.write(tmp_path / "whole", {name: array for name, array in arrays().items() if array.size < 9 or name < "g"}, {"a": "b"})
+    safetensors.write(tmp_path / "whole", {name: array for name, array in arrays().items() if array.size < 9 or name < "g"},
+                      {"a": "b"})
     whole, verdicts = (tmp_path / "whole").read_bytes(), [0, 0]
     header = int.from_bytes(whole[:8], "little") + 8
     for _ in range(5000):
@@ -144,7 +147,8 @@ def mutant(whole: bytes, header: int, rng: random.Random) -> bytes:
                 data[at:at + 1] = rng.choice((b"9", b"0", b"-1", b"99999999999999999999", b"1e3", b"true", b"null", b'"4"'))
         else:
             data[place:place + 1] = bytes([rng.randrange(256)])
-        if len(data) > 8 and kind in (2, 3, 4) and rng.random() < 0.8:               # the length follows, so that what is in it is read
+        if len(data) > 8 and kind in (2, 3,
+                                      4) and rng.random() < 0.8:               # the length follows, so that what is in it is read
             data[:8] = max(0, header + len(data) - len(whole) - 8).to_bytes(8, "little")
         if not data:
             break

@@ -77,7 +77,8 @@ def archive(path: Path, content: bytes, storages: dict[str, bytes] | None = None
 def tensor(shape: bytes, strides: bytes, offset: bytes = b"K\0", size: bytes = b"K\x04") -> bytes:
     """The pickle of {"a": a tensor}, of these instructions."""
     return (b"\x80\x02}X\x01\0\0\0actorch._utils\n_rebuild_tensor_v2\n((X\x07\0\0\0storagectorch\nFloatStorage\n"
-            b"X\x01\0\0\0" b"0X\x03\0\0\0cpu" + size + b"tQ" + offset + shape + strides + b"\x89ccollections\nOrderedDict\n)RtRs.")
+            b"X\x01\0\0\0" b"0X\x03\0\0\0cpu"
+            + size + b"tQ" + offset + shape + strides + b"\x89ccollections\nOrderedDict\n)RtRs.")
 
 
 @pytest.mark.parametrize(("content", "said"), [
@@ -86,13 +87,19 @@ def tensor(shape: bytes, strides: bytes, offset: bytes = b"K\0", size: bytes = b
     (b"cos\nsystem\n.", "asks for os.system"), (b"(S'touch ran'\nios\nsystem\n.", "instruction STRING"),
     (b"\x80\x02]r\xff\xff\xff\xff.", "expected a table of tensors, found a list"), (b"", "ends 1 bytes early"),
     (b"\x8e" + b"\xff" * 7 + b"\x7f.", "bytes early"), (b"\x8d" + b"\xff" * 8 + b".", "bytes early"),
-    (b"\x8b\xff\xff\xff\x7f.", "a whole number of"), (b"t.", "wants a mark"), (b"0.", "instruction POP"), (b"h\x05.", "has not made"),
-    (b"}}Ns.", "expected a word or a number|wants"), (b"}(K\1u.", "a key has no value"), (b"})" + b"\x85" * 100_000 + b"Ns.", "a key is a tuple"),
-    (b"\x80\x09.", "newer than 5"), (b"}R.", "an instruction takes|calls what is no function"), (b"Q.", "takes what is not there"),
-    (tensor(b"K\x05\x85", b"K\x01\x85"), "beyond its storage of 4"), (tensor(b"K\x04\x85", b"K\x01\x85", b"K\x01"), "beyond its storage"),
-    (tensor(b"J\xff\xff\xff\xff\x85", b"K\x01\x85"), "beyond its storage"), (tensor(b"J\xff\xff\xff\x7f\x85", b"K\0\x85"), "beyond"),
+    (b"\x8b\xff\xff\xff\x7f.", "a whole number of"), (b"t.", "wants a mark"), (b"0.", "instruction POP"),
+    (b"h\x05.", "has not made"),
+    (b"}}Ns.", "expected a word or a number|wants"), (b"}(K\1u.", "a key has no value"),
+    (b"})" + b"\x85" * 100_000 + b"Ns.", "a key is a tuple"),
+    (b"\x80\x09.", "newer than 5"), (b"}R.", "an instruction takes|calls what is no function"),
+    (b"Q.", "takes what is not there"),
+    (tensor(b"K\x05\x85", b"K\x01\x85"), "beyond its storage of 4"),
+    (tensor(b"K\x04\x85", b"K\x01\x85", b"K\x01"), "beyond its storage"),
+    (tensor(b"J\xff\xff\xff\xff\x85", b"K\x01\x85"), "beyond its storage"),
+    (tensor(b"J\xff\xff\xff\x7f\x85", b"K\0\x85"), "beyond"),
     (tensor(b"K\x02\x85", b"J\xff\xff\xff\xff\x85"), "beyond its storage"), (tensor(b"K\x02\x85", b")"), "calls torch._utils"),
-    (tensor(b"K\x04\x85", b"K\x01\x85", size=b"K\x09"), "lies in storage"), (tensor(b"(" + b"K\x01" * 70 + b"t", b"(" + b"K\0" * 70 + b"t"), "beyond")])
+    (tensor(b"K\x04\x85", b"K\x01\x85", size=b"K\x09"), "lies in storage"),
+    (tensor(b"(" + b"K\x01" * 70 + b"t", b"(" + b"K\0" * 70 + b"t"), "beyond")])
 def test_a_hostile_pickle_is_refused_in_a_line_and_runs_nothing(tmp_path: Path, content: bytes, said: str,
                                                                monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -109,12 +116,14 @@ def test_archives_that_torch_does_not_write_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=said):
             torch_files.read(path)
     data = archive(tmp_path / "x.pt", good, {"0": b"0123456789abcdef"}).read_bytes()
-    for changed, said in ((data.replace(b"0123", b"0124"), "checksum"), (data[:-30], "damaged or cut off"), (pickle.dumps({}), "bare pickle"),
+    for changed, said in ((data.replace(b"0123", b"0124"), "checksum"), (data[:-30], "damaged or cut off"),
+                          (pickle.dumps({}), "bare pickle"),
                           (b"PK" + bytes(100), "damaged or cut off"), (data.replace(b"data.pkl", b"data.pkx"), "no data.pkl")):
         (tmp_path / "x.pt").write_bytes(changed)
         with pytest.raises(DataError, match=said):
             torch_files.read(tmp_path / "x.pt")
-    for value, said in (([torch.ones(1)], "found a list"), ({"a": 1}, "no table of tensors"), ({"model": {"a": torch.ones(1), "b": 3}}, '"b"')):
+    for value, said in (([torch.ones(1)], "found a list"), ({"a": 1}, "no table of tensors"),
+                        ({"model": {"a": torch.ones(1), "b": 3}}, '"b"')):
         with pytest.raises(DataError, match=said):
             torch_files.read(saved(tmp_path, value))
 
@@ -131,7 +140,8 @@ def test_a_mutant_is_refused_in_a_line_or_has_tensors_within_its_storages(tmp_pa
         if i % 2:
             data = changed(whole, rng)
         else:
-            data = b"".join(bytes(chunk) for chunk in torch_files._zipped("x/", inside | {"data.pkl": changed(inside["data.pkl"], rng)}))
+            data = b"".join(bytes(chunk)
+                            for chunk in torch_files._zipped("x/", inside | {"data.pkl": changed(inside["data.pkl"], rng)}))
         (tmp_path / "x.pt").write_bytes(data)
         try:
             for stored in torch_files.read(tmp_path / "x.pt").tensors.values():
@@ -150,7 +160,8 @@ def changed(whole: bytes, rng: random.Random) -> bytes:
         if kind == 0:
             data[place] ^= 1 << rng.randrange(8)
         elif kind == 1:
-            data[place:place + 1] = rng.choice((b"\xff\xff\xff\xff", bytes([rng.randrange(256)]), b"\x8a\x08" + b"\xff" * 7 + b"\x7f"))
+            data[place:place + 1] = rng.choice((b"\xff\xff\xff\xff", bytes([rng.randrange(256)]),
+                                                b"\x8a\x08" + b"\xff" * 7 + b"\x7f"))
         elif kind == 2:
             data[place:place] = data[place:place + rng.randrange(1, 60)]
         else:

@@ -55,7 +55,8 @@ class Block(nn.Module):
         return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate=self.approximate))
 
 
-def parts(layers: int, heads: int, width: int, block: int, vocabulary: int, linear: Any, bias: bool, approximate: str) -> dict[str, Any]:
+def parts(layers: int, heads: int, width: int, block: int, vocabulary: int, linear: Any, bias: bool,
+          approximate: str) -> dict[str, Any]:
     return {"wte": nn.Embedding(vocabulary, width), "wpe": nn.Embedding(block, width),
             "h": nn.ModuleList([Block(width, heads, linear, bias, approximate) for _ in range(layers)]),
             "ln_f": nn.LayerNorm(width, bias=bias)}
@@ -71,7 +72,8 @@ def run(model: Any, tokens: Any) -> Any:
 class NanoGPT(nn.Module):
     def __init__(self, layers: int, heads: int, width: int, block: int, vocabulary: int, bias: bool):
         super().__init__()
-        self.transformer = nn.ModuleDict(parts(layers, heads, width, block, vocabulary, lambda i, o: nn.Linear(i, o, bias=bias), bias,
+        self.transformer = nn.ModuleDict(parts(layers, heads, width, block, vocabulary, lambda i, o: nn.Linear(i, o, bias=bias),
+                                               bias,
                                                "none"))
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
         self.lm_head.weight = self.transformer["wte"].weight
