@@ -56,8 +56,10 @@ def test_a_gpt_with_a_head_of_its_own_is_cut_over_ranks(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("to be, or not to be: that is the question. " * 40)
     done = mpirun(1, "-m", "mpitrain", "data", "import", "text", "text", "--out", "corpus", cwd=tmp_path)
     assert done.rc == 0, done.err
-    (tmp_path / "gpt.toml").write_text('[model]\nname = "gpt"\nlayers = 2\nheads = 2\nwidth = 16\nblock = 8\nvocabulary = 128\n'
-                                       'bias = true\nactivation = "gelu_tanh"\ntied = false\neps = 1e-6\n[data]\npath = "corpus"\n'
+    (tmp_path / "gpt.toml").write_text('[model]\nname = "gpt"\n'
+                                       'layers = 2\nheads = 2\nwidth = 16\nblock = 8\nvocabulary = 128\n'
+                                       'bias = true\nactivation = "gelu_tanh"\ntied = false\neps = 1e-6\n'
+                                       '[data]\npath = "corpus"\n'
                                        'validation = "tail:0.2"\n[train]\nsteps = 3\nbatch_size = 4\n')
     found = []
     for ranks, mesh in ((1, ()), (2, ("mesh.tp=2",)), (2, ("mesh.pp=2",))):
