@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections.abc
+import copy
 import dataclasses
 import datetime
 import json
 import tomllib
 import types
 import typing
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,10 +29,33 @@ def load_config(path: Path | None, overrides: list[str]) -> Config:
 
     Raises ConfigError naming the file and the key, MissingError where there is no such file.
     """
-    source = path if path is not None else BUILT_IN
+    config = _load(path if path is not None else BUILT_IN, overrides, path.resolve().parent if path is not None else Path.cwd())
+    config.refuse_without_data()
+    return config
+
+
+def load_run(folder: Path, overrides: list[str]) -> Config:
+    """The configuration that a run folder keeps, with overrides on top; errors as of `load_config`. A run that was made of a
+    model, and not trained, may have no data."""
+    if not (folder / "config.toml").is_file():
+        raise MissingError("expected a run folder with a config.toml", file=folder)
+    return _load(folder / "config.toml", overrides, (folder / "config.toml").resolve().parent)
+
+
+def made_config(tables: Mapping[str, Any], overrides: list[str], name: str) -> Config:
+    """The configuration of a run that has no file: of tables, with overrides on top. The run is called `name`, and finds the
+    user's code from the working folder."""
+    return _config(copy.deepcopy(dict(tables)), overrides, Path(name), Path.cwd())
+
+
+def _load(source: Path, overrides: list[str], folder: Path) -> Config:
     tables = _read(source)
     for name, table in tables.items():
         _section(name, table, source)        # the file by itself first: a message names the file or the command line, not both
+    return _config(tables, overrides, source, folder)
+
+
+def _config(tables: dict[str, Any], overrides: list[str], source: Path, folder: Path) -> Config:
     overridden = {override.partition("=")[0] for override in overrides}
     for override in overrides:
         _apply(tables, override, overridden)
@@ -39,23 +64,14 @@ def load_config(path: Path | None, overrides: list[str]) -> Config:
     tables |= {"optimizer": defaults | own} if defaults else {}
     config = Config(**{name: _section(name, table, None) for name, table in tables.items()})
     name = config.run.name or source.stem
-    folder = config.run.folder or str(source.resolve().parent if path is not None else Path.cwd())
-    run = dataclasses.replace(config.run, name=name, folder=folder, out=config.run.out or f"runs/{name}")
+    run = dataclasses.replace(config.run, name=name, folder=config.run.folder or str(folder),
+                              out=config.run.out or f"runs/{name}")
     config = dataclasses.replace(config, run=run, origin=Origin(source, frozenset(overridden)))
     if not config.model.name:
         raise config.wrong('model.name is missing: for instance "mlp", "lenet", "gpt", or your own "file.py:function"',
                            ("model.name",))
-    if not config.data.path:
-        raise config.wrong("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)", ("data.path",))
     check_values(config)
     return config
-
-
-def load_run(folder: Path, overrides: list[str]) -> Config:
-    """The configuration that a run folder keeps, with overrides on top; errors as of `load_config`."""
-    if not (folder / "config.toml").is_file():
-        raise MissingError("expected a run folder with a config.toml", file=folder)
-    return load_config(folder / "config.toml", overrides)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -208,6 +208,12 @@ class Config:
         """Data paths and user code are found from here."""
         return Path(self.run.folder)
 
+    def refuse_without_data(self) -> None:
+        """ConfigError where there is no data.path."""
+        if not self.data.path:
+            raise self.wrong("data.path is missing: an HDF5 file, a folder of shards, or a built-in name (digits)",
+                             ("data.path",))
+
     def given_in(self, key: str) -> str:
         """`` of FILE`` where a key was not overridden, for a message about one that was."""
         return f" of {self.origin.file.name}" if self.origin is not None and key not in self.origin.overridden else ""

@@ -71,12 +71,12 @@ class Residual(Module):
         return ops.subsample2d(x, self.stride, (before, self.new_channels - before))
 
 
-def _stages(blocks: int, widths: tuple[int, ...], norm: str, project: bool) -> list[tuple[str, Module]]:
-    """`blocks` residual blocks of each width; from the second width on the first block halves the image."""
+def _stages(blocks: tuple[int, ...], widths: tuple[int, ...], norm: str, project: bool) -> list[tuple[str, Module]]:
+    """So many residual blocks of each width; from the second width on the first block halves the image."""
     named: list[tuple[str, Module]] = []
     inputs = widths[0]
     for s, width in enumerate(widths):
-        for b in range(blocks):
+        for b in range(blocks[s]):
             stride = 2 if s > 0 and b == 0 else 1
             named.append((f"stage{s + 1}_block{b}", Residual(inputs, width, stride, norm, project)))
             inputs = width
@@ -90,7 +90,7 @@ def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str) -> Sequen
         ("input", Check("resnet", (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 16, 3, padding=1, bias=False, weight_init=HE)),
         ("norm", NORMS.resolve(norm)(16, activation="relu")),
-        *_stages(blocks, (16, 32, 64), norm, project=False),
+        *_stages((blocks,) * 3, (16, 32, 64), norm, project=False),
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(64, classes)))
     model.plan = RESIDUAL_PLAN
     return model
@@ -111,14 +111,24 @@ def resnet56(classes: int = 10, channels: int = 3, norm: str = "batch") -> Seque
     return _cifar_resnet(9, classes, channels, norm)
 
 
-def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
-    """18 layers for images of about 224 x 224 (He et al. 2016a, table 1)."""
+def _imagenet_resnet(name: str, blocks: tuple[int, ...], classes: int, channels: int, norm: str) -> Sequential:
+    """A stem that makes images four times smaller, and four stages of blocks (He et al. 2016a, table 1)."""
     require_sizes(classes=classes, channels=channels)
     model = Sequential(
-        ("input", Check("resnet18", (None, channels, None, None), "set model.channels")),
+        ("input", Check(name, (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)),
         ("norm", NORMS.resolve(norm)(64, activation="relu")), ("pool0", MaxPool2d(3, stride=2, padding=1)),
-        *_stages(2, (64, 128, 256, 512), norm, project=True),
+        *_stages(blocks, (64, 128, 256, 512), norm, project=True),
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(512, classes)))
     model.plan = RESIDUAL_PLAN
     return model
+
+
+def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
+    """18 layers for images of about 224 x 224; torchvision's of that name, which `import --names torchvision` takes over."""
+    return _imagenet_resnet("resnet18", (2, 2, 2, 2), classes, channels, norm)
+
+
+def resnet34(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
+    """34 layers; see `resnet18`."""
+    return _imagenet_resnet("resnet34", (3, 4, 6, 3), classes, channels, norm)

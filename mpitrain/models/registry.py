@@ -6,8 +6,9 @@ Later is too late: a width of 0 would train and learn nothing, and a wrong type 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any
 
 from mpitrain.errors import ConfigError
@@ -29,6 +30,13 @@ def require_list_of_sizes(name: str, values: Any) -> None:
     """ConfigError unless this key of [model] is a list, perhaps empty, of integers of at least 1."""
     if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(_is_size, values)):
         raise _wrong(name, "a list of integers of at least 1", values)
+
+
+def require_positive(**values: Any) -> None:
+    """ConfigError unless each of these keys of [model] is a finite number above 0."""
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+            raise _wrong(name, "a finite number above 0", value)
 
 
 def _is_size(value: Any, least: int = 1) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 from mpitrain import nn
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, ShapeError
-from mpitrain.models.registry import MODELS, require_sizes
+from mpitrain.models.registry import MODELS, require_positive, require_sizes
 from mpitrain.nn import init
 
 STD = 0.02                                        # The standard deviation of initial weights, as GPT-2 has it.
@@ -56,18 +56,20 @@ class Block(nn.Module):
     chains = ("wide", "narrow"),
     mixture: nn.MixtureOfExperts | None = None
 
-    def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool, mixture: Mapping[str, Any]):
+    def __init__(self, width: int, heads: int, layers: int, dropout: float, bias: bool, mixture: Mapping[str, Any],
+                 activation: str = "gelu", eps: float = 1e-5):
         small = init.normal(STD / math.sqrt(2 * layers))
-        self.norm1 = nn.LayerNorm(width, bias=bias)
+        self.norm1 = nn.LayerNorm(width, eps, bias)
         self.attention = nn.MultiHeadAttention(width, heads, causal=True, dropout=dropout, bias=bias,
                                                qkv_init=init.normal(STD), out_init=small)
         self.dropout1 = nn.Dropout(dropout)
-        self.norm2 = nn.LayerNorm(width, bias=bias)
+        self.norm2 = nn.LayerNorm(width, eps, bias)
         if mixture:
-            self.mixture = nn.MixtureOfExperts(width, 4 * width, bias=bias, weight_init=init.normal(STD), out_init=small,
-                                               router_init=init.normal(STD), **mixture)
+            self.mixture = nn.MixtureOfExperts(width, 4 * width, bias=bias, activation=activation, weight_init=init.normal(STD),
+                                               out_init=small, router_init=init.normal(STD), **mixture)
         else:
-            self.wide = nn.Linear(width, 4 * width, bias, activation="gelu", weight_init=init.normal(STD), bias_init=init.zeros)
+            self.wide = nn.Linear(width, 4 * width, bias, activation=activation, weight_init=init.normal(STD),
+                                  bias_init=init.zeros)
             self.narrow = nn.Linear(4 * width, width, bias, weight_init=small, bias_init=init.zeros)
         self.dropout2 = nn.DropoutAdd(dropout)
 
@@ -78,7 +80,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Linear):
-    """(B, L, D) to logits (B, L, V), with the token embedding as its weight (Press and Wolf 2017)."""
+    """(B, L, D) to logits (B, L, V), with the token embedding as its weight (Press and Wolf 2017), or one of its own."""
 
     def __init__(self, weight: nn.Parameter):
         self.fused = self.after = self.bias = None
@@ -87,21 +89,26 @@ class Head(nn.Linear):
 
 @MODELS.register("gpt")
 def gpt(layers: int, heads: int, width: int, block: int, vocabulary: int, dropout: float = 0.0, bias: bool = False,
-        experts: int = 0, top_k: int = 2, capacity: float = 1.25, balance: float = 0.01, every: int = 1) -> nn.Sequential:
+        experts: int = 0, top_k: int = 2, capacity: float = 1.25, balance: float = 0.01, every: int = 1,
+        activation: str = "gelu", tied: bool = True, eps: float = 1e-5) -> nn.Sequential:
     """Learned positions, pre-norm blocks, GELU, tied embeddings; `block` is the longest sequence it takes.
 
+    GPT-2's own has `bias`, and "gelu_tanh" as `activation`. Unless `tied`, the head has a weight of its own. `eps` is the norms'.
     With `experts`, the MLP of each `every`-th block is a mixture of so many: see `nn.MixtureOfExperts`.
     """
     require_sizes(layers=layers, heads=heads, width=width, block=block, vocabulary=vocabulary, top_k=top_k, every=every)
     require_sizes(0, experts=experts)
     if experts and every > layers:
         raise ConfigError(f"gpt: with model.every = {every}, none of {layers} blocks has experts; set it to {layers} at most")
+    require_positive(eps=eps)
     embed = Embed(vocabulary, block, width, dropout)
+    weight = embed.token.weight if tied else nn.Parameter((vocabulary, width), init.normal(STD))
     mixture = {"experts": experts, "top_k": top_k, "capacity": capacity, "balance": balance} if experts else {}
     model = nn.Sequential(
         ("embed", embed),
-        *((f"block{i}", Block(width, heads, layers, dropout, bias, {} if (i + 1) % every else mixture)) for i in range(layers)),
-        ("norm", nn.LayerNorm(width, bias=bias)),
-        ("head", Head(embed.token.weight)))
+        *((f"block{i}", Block(width, heads, layers, dropout, bias, {} if (i + 1) % every else mixture, activation, eps))
+          for i in range(layers)),
+        ("norm", nn.LayerNorm(width, eps, bias)),
+        ("head", Head(weight)))
     model.plan = PLAN if not experts or every > 1 else {name: style for name, style in PLAN.items() if name not in MLP}
     return model

@@ -98,6 +98,7 @@ def look_at_files(config: Config, parser: Popen[bytes] | None = None) -> dict[st
     """The content of the data files, told by a `files.parser`. Runs on rank 0, which will write files with h5py."""
     platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
     d = config.data
+    config.refuse_without_data()
     return describe_files(d.path, d.validation, config.folder, d.x, d.y, parser)
 
 

@@ -10,7 +10,7 @@ import pytest
 from mpitrain import nn, ops
 from mpitrain.autograd import no_grad
 from mpitrain.errors import ConfigError, DataError, ShapeError
-from mpitrain.models import MODELS, gpt, lenet, mlp, resnet18, resnet20, resnet32, resnet56
+from mpitrain.models import MODELS, gpt, lenet, mlp, resnet18, resnet20, resnet32, resnet34, resnet56
 from mpitrain.models.convolutional import Residual
 from mpitrain.optim import SGD, AdamW, squared_norm
 
@@ -22,6 +22,7 @@ SMALL = {
     "resnet32": ({"channels": 1}, (2, 1, 8, 8), 10),
     "resnet56": ({"norm": "sync"}, (2, 3, 8, 8), 10),
     "resnet18": ({"classes": 4}, (4, 3, 48, 48), 4),
+    "resnet34": ({"classes": 4}, (4, 3, 48, 48), 4),
 }
 
 
@@ -71,6 +72,7 @@ def test_the_sizes_are_those_that_the_literature_states():
     assert resnet32().count_parameters() == 464_154
     assert resnet56().count_parameters() == 853_018
     assert resnet18().count_parameters() == 11_689_512               # torchvision's resnet18
+    assert resnet34().count_parameters() == 21_797_672               # and its resnet34
     assert mlp(784, [1024, 1024], 10).count_parameters() == 784 * 1024 + 1024 + 1024**2 + 1024 + 10240 + 10
 
 

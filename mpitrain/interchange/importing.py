@@ -1,0 +1,203 @@
+"""A file of another program, or one of ours, as a run folder with one checkpoint."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from mpitrain import data, nn
+from mpitrain.checkpoint.run_folder import RunFolder
+from mpitrain.config import Config, made_config
+from mpitrain.errors import ConfigError, DataError, OtherModelError, UsageError, nearest
+from mpitrain.interchange import safetensors
+from mpitrain.interchange.exporting import ABOUT, DATA, Tell
+from mpitrain.interchange.names import NAMES, Entry, NameTable
+from mpitrain.interchange.tensors import BFLOAT16, Array, Stored, TensorFile, mapped, shown
+from mpitrain.train.build.from_config import make_model
+from mpitrain.train.build.saved import SavedModel, save
+
+PRECISIONS = ("float32", "float64", "bfloat16")
+WRAPPERS = ("_orig_mod.", "module.")              # what torch.compile and DistributedDataParallel put before every name
+
+
+def bring_in(path: Path, out: Path, *, names: str = "", overrides: Sequence[str] = (), overwrite: bool = False,
+             tell: Tell = print) -> SavedModel:
+    """Makes the run folder `out` of a file of tensors; its model. `overrides` are ``section.key=value``: keys of [model] that the
+    file does not say, and any others.
+
+    MissingError, DataError (a damaged or hostile file), UsageError (no table of names), ConfigError (no such model),
+    OtherModelError (tensors of another model), OutputError.
+    """
+    file = read(path)
+    about = _about(file)
+    names = names or str(about.get("names", ""))
+    if not names:
+        raise UsageError(f"the file does not say whose names it has; give --names, one of {', '.join(NAMES)}")
+    if not about and names == "own" and "model.name" not in {word.partition("=")[0] for word in overrides}:
+        raise UsageError("the file does not say what model it is of; give model.name=NAME and the model's other keys")
+    table = NAMES.resolve(names, Path.cwd())()
+    tensors = unwrapped(file.tensors, table, tell)
+    state = {name.removeprefix(DATA): stored for name, stored in tensors.items() if name.startswith(DATA)}
+    tensors = {name: stored for name, stored in tensors.items() if not name.startswith(DATA)}
+    config = _config(table, file, tensors, about, bool(state), list(overrides), out)
+    model = make_model(config)
+    found = matched(table.entries(model), table, model, tensors, path)
+    _fill(model, found, config, tell)
+    transforms = data.Transforms(config.data.transform, config.folder)
+    transforms.load_state_dict({name: np.asarray(stored.values(), np.float64) for name, stored in state.items()})
+    step = about.get("step", 0)
+    saved = SavedModel(model.eval().requires_grad_(False), config, step if type(step) is int and 0 <= step < 10**8 else 0,
+                       transforms, {"seed": config.run.seed})
+    _compare(saved, about, path)
+    save(out, saved, {"by": "import", "of": path.name, "names": names}, overwrite=overwrite)
+    tell(f"{RunFolder(out).path}: {config.model.name}, {model.count_parameters():,} parameters")
+    return saved
+
+
+def read(path: Path) -> TensorFile:
+    """The tensors of a file, whose first bytes say what it is."""
+    first = mapped(path)[:4].tobytes()
+    if first[:2] == b"PK" or first[:1] == b"\x80":
+        from mpitrain.interchange import torch_files
+        return torch_files.read(path)
+    return safetensors.read(path)
+
+
+def _about(file: TensorFile) -> dict[str, Any]:
+    """What a file of ours says of its model; {} of others'."""
+    text = file.metadata.get(ABOUT)
+    if not isinstance(text, str):
+        return {}
+    try:
+        found = json.loads(text)
+        if not isinstance(found, dict) or not isinstance(found["model"], dict):
+            raise ValueError("no table of the model")
+        _bounded(found["model"], sum(stored.bits.size for stored in file.tensors.values()), len(file.tensors))
+        if not isinstance(found.get("transform", []), list) or found.get("precision", "float32") not in PRECISIONS:
+            raise ValueError("transform or precision is not what export writes")
+    except (ValueError, KeyError, RecursionError) as error:
+        raise DataError(f'its metadata "{ABOUT}" is not what export writes: {shown(str(error))}; export it again', file=file.path
+                        ) from None
+    return found
+
+
+def _bounded(model: Mapping[str, Any], numbers: int, tensors: int) -> None:
+    """ValueError for sizes that no model of so many numbers has: building one would take memory, or for ever."""
+    for key, value in model.items():
+        for size in value if isinstance(value, list) else [value]:
+            if isinstance(size, (dict, list)):
+                raise ValueError(f"model.{key} is no list of plain values")
+            if type(size) is int and abs(size) > (tensors if key == "layers" else max(numbers, 1 << 16)):
+                raise ValueError(f"model.{key} = {size} for {tensors} tensors of {numbers} numbers")
+
+
+def _config(table: NameTable, file: TensorFile, tensors: Mapping[str, Stored], about: Mapping[str, Any], has_state: bool,
+            overrides: list[str], out: Path) -> Config:
+    given = frozenset(override.partition("=")[0] for override in overrides)
+    model = about.get("model") or table.keys({name: stored.shape for name, stored in tensors.items()}, file, given)
+    transform = list(about.get("transform", [])) if has_state or about.get("names") == "own" else []
+    for key, value in [("model.name", model.get("name")), *(("data.transform", _name(one)) for one in transform)]:
+        if isinstance(value, str) and ":" in value and key not in given:
+            raise ConfigError(f"the file names code of somebody's own, {shown(value)}, which is not run because a file says so; "
+                              f"give {key}={shown(value)[1:-1]} yourself if it is yours", file=file.path)
+    kinds = {stored.dtype for stored in tensors.values() if stored.is_float}
+    tables = {"model": model, "data": {"transform": transform, "validation": 0}, "run": {"out": str(out)},
+              "train": {"epochs": 1, "precision": about.get("precision", "float64" if "float64" in kinds else "float32")}}
+    return made_config(tables, overrides, out.name)
+
+
+def _name(entry: Any) -> Any:
+    return entry.get("name") if isinstance(entry, dict) else entry
+
+
+def unwrapped(tensors: Mapping[str, Stored], table: NameTable, tell: Tell) -> dict[str, Stored]:
+    """The tensors without the words that wrappers have put before all names; a line says so."""
+    found = dict(tensors)
+    while found:
+        prefix = next((word for word in WRAPPERS if all(name.startswith(word) for name in found)), None)
+        if prefix is None:
+            break
+        tell(f'all names begin with "{prefix}", which a wrapper has put there; it is left out')
+        found = {name.removeprefix(prefix): stored for name, stored in found.items()}
+    if table.prefix and any(name.startswith(table.prefix) for name in found):
+        found = {name.removeprefix(table.prefix): stored for name, stored in found.items()}
+    return found
+
+
+def matched(entries: Sequence[Entry], table: NameTable, model: nn.Module, tensors: Mapping[str, Stored], path: Path
+            ) -> dict[str, tuple[Stored, bool]]:
+    """For each name of ours its tensor, and whether it is transposed. OtherModelError where names or shapes are others."""
+    shapes = {name: leaf.shape for name, leaf in (*model.named_parameters(), *model.named_buffers())}
+    found: dict[str, tuple[Stored, bool]] = {}
+    for entry in entries:
+        if entry.theirs in tensors and entry.ours in found:
+            _refuse_untied(entry, tensors[entry.theirs], found[entry.ours], path)
+        elif entry.theirs in tensors:
+            found[entry.ours] = tensors[entry.theirs], entry.transposed
+    expected = {entry.theirs for entry in entries}
+    extra = [name for name in tensors
+             if name not in expected and not any(fnmatch.fnmatchcase(name, pattern) for pattern in table.passed_over)]
+    missing = [entry.theirs for entry in entries if entry.ours not in found]
+    if missing:
+        _refuse(path, f"the model wants {_listed(missing)}, which the file has not{nearest(missing[0], extra or tensors)}; "
+                      "another --names, or another model.* key, may fit")
+    if extra:
+        _refuse(path, f"the file has {_listed(extra)}, which the model has not{nearest(extra[0], expected)}; another --names, or "
+                      "another model.* key, may fit")
+    for entry in entries:
+        stored, transposed = found[entry.ours]
+        wanted, given = shapes[entry.ours], stored.shape[::-1] if transposed else stored.shape
+        if wanted != given:
+            turned = wanted == given[::-1]
+            _refuse(path, f'{shown(entry.theirs)} has shape {shown(stored.shape)}, the model wants '
+                          f"{wanted[::-1] if transposed else wanted}{': it is transposed; another --names may fit' * turned}"
+                          f"{'; change the key of [model] that says it' * (not turned)}")
+    return found
+
+
+def _refuse_untied(entry: Entry, other: Stored, first: tuple[Stored, bool], path: Path) -> None:
+    if other.dtype != first[0].dtype or other.shape != first[0].shape or other.bits.tobytes() != first[0].bits.tobytes():
+        _refuse(path, f"{shown(entry.theirs)} is a further name of {entry.ours} in the model, and has other values; for a gpt, "
+                      "give model.tied=false")
+
+
+def _listed(names: Sequence[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(shown(name) for name in names[:3]) + rest
+
+
+def _refuse(path: Path, message: str) -> NoReturn:
+    raise OtherModelError(message, file=path)
+
+
+def _fill(model: nn.Module, found: Mapping[str, tuple[Stored, bool]], config: Config, tell: Tell) -> None:
+    """Gives the model its memory and the tensors' values; a line where they are not what they were."""
+    model.initialize(config.run.seed, config.train.precision)
+    leaves: dict[str, Any] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    arrays: dict[str, Array] = {}
+    kinds: dict[tuple[str, str], int] = {}
+    for name, (stored, transposed) in found.items():
+        arrays[name] = stored.values().T if transposed else stored.values()
+        to = leaves[name].dtype.name
+        if stored.is_float and stored.dtype != to:
+            kinds[stored.dtype, to] = kinds.get((stored.dtype, to), 0) + 1
+    for (one, other), count in kinds.items():
+        exact = one in ("float16", BFLOAT16) or other == "float64"
+        how = "exactly" if exact else "rounded: train.precision=float64 keeps them"
+        tell(f"{count} tensor{'s' * (count > 1)} of {one} made {other}, {how}")
+    model.load_state_dict(arrays)
+
+
+def _compare(saved: SavedModel, about: Mapping[str, Any], path: Path) -> None:
+    if about.get("names") and about.get("precision") == saved.config.train.precision:
+        for key, value in saved.hashes().items():
+            if about.get(key, value) != value:
+                raise DataError(f"{key} of its tensors is {value[:12]}.., and the file says {shown(about[key])[1:13]}..: it is "
+                                "damaged, or was changed after export", file=path)
+
+
