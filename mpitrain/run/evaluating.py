@@ -38,12 +38,18 @@ class InUse:
     """This rank's part of a saved model, ready to compute outputs; `inference.run` gives them, on the last stage."""
 
     found: Checkpoint
-    inputs: Inputs | None                    # None for a model that is used without the data of its run
     inference: Inference
     placement: Placement
     context: ParallelContext
     policy: Policy
     state: State
+    _inputs: Inputs | None
+
+    @property
+    def inputs(self) -> Inputs:
+        """The rows it is used on. A model that is used without data has none."""
+        assert self._inputs is not None
+        return self._inputs
 
 
 def put_to_use(config: Config, session: Session, found: Checkpoint, model: nn.Module | None = None, *,
@@ -62,8 +68,8 @@ def put_to_use(config: Config, session: Session, found: Checkpoint, model: nn.Mo
                   control=session.control, policy=policy)
     state.restore(found)
     feed = context.feed(device, policy.layout.dtype, tokens=not data or session.inputs.tokens)
-    return InUse(found, session.inputs if data else None, Inference(context.stage, feed, context.neighbours), placement, context,
-                 policy, state)
+    return InUse(found, Inference(context.stage, feed, context.neighbours), placement, context, policy, state,
+                 session.inputs if data else None)
 
 
 def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
