@@ -140,8 +140,7 @@ class Standardise(Transform):
     def inverse(self, y: Values) -> Values:
         assert self.mean is not None and self.deviation is not None, "standardise is used before fit or load_state_dict"
         if self.mean.size not in (1, y[0].size) and y.ndim != 4:
-            raise ShapeError(f"standardise has learned {self.mean.shape} of the training targets, and a row to be undone is "
-                             f"{y.shape[1:]}; it is undone for outputs of the targets' shape")
+            raise ShapeError(f"standardise has learned {self.mean.shape} of the targets, and an output is {y.shape[1:]}")
         across = self.mean.shape if y.ndim == 4 else y.shape[1:] if self.mean.size > 1 else ()
         out: Values = y * self.deviation.astype(y.dtype).reshape(across) + self.mean.astype(y.dtype).reshape(across)
         return out
@@ -170,8 +169,7 @@ class Transforms:
         self.targets = Transforms(targets, folder, key="data.target_transform") if targets else None
         for name, part in zip(self.targets.names, self.targets.parts) if self.targets is not None else ():
             if type(part).inverse is Transform.inverse:
-                raise ConfigError(f'data.target_transform "{name}" cannot be undone; take one that has `inverse`, such as '
-                                  '"standardise"')
+                raise ConfigError(f'data.target_transform "{name}" has no `inverse`; take one that has, such as "standardise"')
 
     def fit(self, source: Source, rows: Index) -> None:
         """Learn the statistics from `rows` (the training split), each transform from the output of those before it."""
@@ -211,7 +209,7 @@ class Transforms:
         """``"0.standardise.mean"`` -> array: plain named arrays, for the checkpoint and for the other ranks."""
         own = {f"{i}.{name}.{key}": value for i, (name, part) in enumerate(zip(self.names, self.parts))
                for key, value in part.state_dict().items()}
-        others = {} if self.targets is None else self.targets.state_dict()
+        others = self.targets.state_dict() if self.targets is not None else {}
         return own | {f"{OF_TARGETS}{key}": value for key, value in others.items()}
 
     def load_state_dict(self, state: dict[str, Values]) -> None:

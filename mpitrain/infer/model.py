@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any
@@ -20,6 +21,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.infer.forms import OUTPUTS, Form, form, undone
 from mpitrain.infer.recorded import Recorded
 from mpitrain.infer.rows import chunk_rows, refuse_rows
+from mpitrain.kernels.product import one_thread
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.train.build import saved
 from mpitrain.train.build.from_config import make_loss
@@ -44,7 +46,7 @@ class TrainedModel(saved.SavedModel):
         return cache(lambda keep, inverse: form(keep, make_loss(self.config, self.tokens),
                                                 undone(self.transforms) if inverse else None))
 
-    @property
+    @cached_property
     def tokens(self) -> bool:
         """Whether rows are tokens of a language model."""
         return "block" in self.config.model.arguments
@@ -61,7 +63,7 @@ class TrainedModel(saved.SavedModel):
             raise ShapeError(f"predict takes rows along the first dim, at least one, found an array of shape {x.shape}")
         refuse_rows(x.shape[1:], x.dtype, self.tokens)
         kept, size, feed = self._form(keep, inverse), chunk_rows(x.shape[1:], self.tokens), self._feed
-        with one_thread_inside(), np.errstate(all="ignore"):
+        with nullcontext() if one_thread() else one_thread_inside(), np.errstate(all="ignore"):
             found = [kept.made(self.forward.of(feed.inputs(self.transforms(x[i:i + size])))) for i in range(0, len(x), size)]
         return found[0] if len(found) == 1 else np.concatenate(found)
 

@@ -283,8 +283,7 @@ class Run(AbstractContextManager["Run"]):
 
     @contextmanager
     def use(self, source: Path, step: int | str | None = None) -> Iterator[InUse]:
-        """This rank's part of the model of a checkpoint of the run in the folder `source`, on the ranks of this one; errors
-        inside end the job as those of a method do. It communicates."""
+        """This rank's part of the model of a checkpoint of the run in `source`; errors inside are as those of a method."""
         from mpitrain.run import evaluating
         with self._at_work():
             session = self._open()

@@ -175,6 +175,35 @@ def test_outputs_have_the_units_of_the_targets_again(run: Path) -> None:
         model.predict(x, "classes")
 
 
+@pytest.mark.slow
+def test_a_language_model_gives_the_logits_of_each_position_on_any_mesh(run: Path) -> None:
+    rng = np.random.default_rng(2)
+    with h5py.File(run / "text.h5", "w") as file:
+        file["tokens"] = rng.integers(0, 7, 4000).astype(np.uint8)
+    with h5py.File(run / "texts.h5", "w") as file:
+        file["x"] = rng.integers(0, 7, (70, 8)).astype(np.uint8)
+        file["y"] = np.zeros((70, 8), np.float32)
+    keys = ("model.name=gpt", "model.vocabulary=8", "model.block=8", "model.width=16", "model.heads=2", "model.layers=2",
+            "data.path=text.h5", "data.transform=[]", "data.validation=0", "train.loss=cross_entropy", "train.steps=5")
+    (run / "gpt.toml").write_text("")
+    done = mpirun(1, "-m", "mpitrain", "train", "gpt.toml", *keys, "run.out=gpt", cwd=run)
+    assert done.rc == 0, done.err
+    found = {}
+    for mesh in ("dp", "pp", "tp", "cp"):
+        done = mpirun(2, "-m", "mpitrain", "predict", "gpt", "texts.h5", "--out", f"gpt-{mesh}.h5", "--x", "x", f"mesh.{mesh}=2",
+                      cwd=run)
+        assert said(done)["shape"] == [8, 8]
+        found[mesh] = values(run / f"gpt-{mesh}.h5")
+    with h5py.File(run / "texts.h5") as file:
+        x = file["x"][()]
+    wanted = mpitrain.load(run / "gpt").predict(x)
+    assert np.array_equal(found["dp"], wanted) and np.array_equal(found["pp"], wanted)
+    for mesh in ("tp", "cp"):
+        assert np.abs(found[mesh] - wanted).max() < 1e-5 * np.abs(wanted).max(), mesh
+    refused = mpirun(1, "-m", "mpitrain", "predict", "gpt", "texts.h5", "--out", "bad.h5", "--x", "y", cwd=run)
+    assert refused.rc == 65 and "a language model takes rows of tokens" in refused.error_lines[0]
+
+
 def test_rows_that_are_not_finite_are_predicted_and_counted(run: Path) -> None:
     x = np.ones((130, 64), np.float32)
     x[3, 5], x[70, 0], x[129] = np.nan, np.inf, -np.inf

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -48,14 +48,9 @@ def pin(threads: int, node: Sequence[Place] = ()) -> int:
     return threads
 
 
-def one_thread_inside() -> AbstractContextManager[None]:
-    """Linear algebra has one thread inside, and the bits of one, however many the program has."""
-    from mpitrain.kernels.product import one_thread
-    return nullcontext() if one_thread() else _one_thread()
-
-
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread_inside() -> Iterator[None]:
+    """Linear algebra has one thread inside, and the bits of one, however many the program has."""
     from threadpoolctl import threadpool_limits
 
     from mpitrain.kernels.product import one_thread
