@@ -64,6 +64,14 @@ def test_masks_and_weights_have_the_bits_of_one_rank(alone: Path, ranks: int, op
     assert pruned(alone / out) == pruned(alone / "one")
 
 
+def test_updates_inside_the_sum_of_gradients_obey_masks_as_others_do(alone: Path) -> None:
+    """One copy per node, where nobody wants a norm: bucket by bucket."""
+    rare = ("train.reproducible=run", "log.every=50", "checkpoint.every=0")
+    for out, options in (("copies", ()), ("shared", ("comm.node_shared=true",))):
+        ok(train(2, alone / "run.toml", *LAYOUT, *PRUNE, *rare, *options, f"run.out={out}"))
+    assert pruned(alone / "shared") == pruned(alone / "copies")
+
+
 def test_a_pruned_run_goes_on_on_another_mesh(alone: Path) -> None:
     """From step 5, between two choices of masks, on two stages."""
     shutil.copytree(alone / "one", alone / "again")
@@ -84,6 +92,21 @@ def test_with_slices_of_all_states_and_with_cut_layers_masks_are_the_smallest_of
     found = store.latest(alone / "cut/checkpoints")
     assert all(np.array_equal(found.read(f"parameters/{name}.weight") != 0, found.read(f"mask/{name}.weight") != 0)
                for name in ("linear0", "linear1", "head"))
+
+
+@pytest.mark.slow
+def test_slices_go_back_too(alone: Path) -> None:
+    """In each policy that cuts; the bits of those that sum alike."""
+    back = (*LAYOUT, *PRUNE, "shrink.rewind=1")
+    ok(train(1, alone / "run.toml", *back, "run.out=back"))
+    for out, options in (("cut-o", ("comm.sharding=optimizer",)), ("node", ("comm.node_shared=true",))):
+        ok(train(2, alone / "run.toml", *back, *options, f"run.out={out}"))
+        assert pruned(alone / out) == pruned(alone / "back")
+    for kind in ("gradients", "parameters"):
+        ok(train(2, alone / "run.toml", *back, "train.reproducible=run", f"comm.sharding={kind}", f"run.out=cut-{kind}"))
+        found = store.chosen(alone / f"cut-{kind}/checkpoints", "best")
+        assert all(not found.read(f"parameters/{name}.weight")[found.read(f"mask/{name}.weight") == 0].any()
+                   for name in ("linear0", "linear1", "head"))
 
 
 @pytest.mark.parametrize("rewind", [0, pytest.param(3, marks=pytest.mark.slow)])
