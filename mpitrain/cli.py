@@ -21,6 +21,7 @@ EPILOG = """examples:
   python -m mpitrain supervise --restarts 3 -- mpirun -n 8 python -m mpitrain train gpt.toml
   mpirun -n 4 python -m mpitrain evaluate runs/gpt
   python -m mpitrain generate runs/gpt --prompt "ROMEO:" --tokens 200 --temperature 0.8
+  python -m mpitrain serve runs/gpt --port 8000
   mpirun -n 2 python -m mpitrain replay runs/gpt --step 1200
   python -m mpitrain inspect runs/gpt
   python -m mpitrain checkpoint verify runs/gpt
