@@ -10,7 +10,17 @@ from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from mpitrain.errors import ConfigError, MpitrainError, ShapeError, name_and_text, nearest, own_place, place, text_of, with_place
+from mpitrain.errors import (
+    ConfigError,
+    GraphError,
+    MpitrainError,
+    ShapeError,
+    name_and_text,
+    nearest,
+    place,
+    say_own_place,
+    text_of,
+)
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
@@ -57,15 +67,14 @@ def call(function: Callable[..., Any], what: str, arguments: Mapping[str, Any], 
     """``function(*given, **arguments)``, with a ConfigError that says where `what` refuses the arguments or fails with them.
 
     Arguments of other types than the signature asks for are refused before the call. Errors of our own, of the operating system
-    and of MPI pass, a ShapeError with its line in a user's file. `section` is that of the arguments in a configuration.
+    and of MPI pass, a ShapeError or GraphError with its line in a user's file. `section` is the arguments' in a configuration.
     """
     if wrong := misfit(function, arguments, f"{what}: {section}{'.' if section else ''}"):
         raise ConfigError(wrong)
     try:
         return function(*given, **arguments)
-    except ShapeError as error:
-        if (where := own_place(error, "_source")) and where not in error.message:
-            error.args = (with_place(error.message, where),)
+    except (GraphError, ShapeError) as error:
+        say_own_place(error)
         raise
     except (MpitrainError, OSError, MemoryError):
         raise

@@ -185,6 +185,12 @@ def with_place(message: str, where: str) -> str:
     return f"{wrong}, {where}{advises}{advice}" if where else message
 
 
+def say_own_place(error: MpitrainError) -> None:
+    """Adds the line in a user's own file to an error's message, unless it has that."""
+    if (where := own_place(error, "_source")) and where not in error.message:
+        error.args = (with_place(error.message, where),)
+
+
 def said(error: BaseException) -> str:
     """The exception's own text, which may be empty."""
     try:

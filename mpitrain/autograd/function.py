@@ -48,6 +48,7 @@ class Function:
     `broadcasts`: the gradients are summed back to the shapes of the inputs. `views`: the output shows the input's memory.
     `result_dtype`: set where the result is meant to have another dtype than the floating-point inputs. `floats`: how many of the
     first inputs must be float32 or float64, since compiled code reads them; the others may be labels, indices or masks.
+    `integers`: the kinds that may stand there all the same, "iu" (and "b": booleans), since forward minds them or `makes_floats`.
     `is_arithmetic`: of integers and a number with fractions float32 comes, too, and of integers alone integers.
     `makes_floats`: integers and booleans become float32 first, PyTorch's default (NumPy would make float16 of bytes).
     `complex_inputs`: "" (the default): they are refused. "analytic": each output is an analytic function of each input, and
@@ -60,6 +61,7 @@ class Function:
     views = False
     result_dtype: Any = None
     floats = 0
+    integers = ""
     makes_floats = is_arithmetic = False
     complex_inputs = ""
     recorded = True
@@ -91,8 +93,9 @@ class Function:
     def apply(cls, *inputs: Any, **params: Any) -> Any:
         """Runs the operation, and records it where an input requires a gradient.
 
-        Inputs are tensors, arrays or numbers. Raises ShapeError where arrays live on different devices, mix float dtypes (a
-        silent promotion to float64 would halve the speed of everything after it), or are no floats where some are wanted.
+        Inputs are tensors, arrays, numbers, or lists of numbers, which become float32. Raises ShapeError where arrays live on
+        different devices, mix float dtypes (a silent promotion to float64 would halve the speed of everything after it), or are
+        no floats where some are wanted.
         Every operation of every step comes through here, so the checks of an input stand inline: a call for each of them would
         cost more than the check.
         """
@@ -113,6 +116,7 @@ class Function:
             try:
                 module = _modules[type(x)]
             except KeyError:
+                x = of_list(x) if isinstance(x, list | tuple) else x
                 module = _module_of(x)
             if module is not None:
                 if module is not xp:
@@ -120,11 +124,15 @@ class Function:
                         f"one input is on {_place(xp)}, another on {_place(module)}; move them to one device first"))
                 kind = x.dtype            # below: a comparison takes None for float64, NumPy's default
                 if kind is not dtype and (dtype is None or kind != dtype):
-                    if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative):
+                    if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative) and (
+                            kind.kind not in cls.integers):
                         _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
-                    if kind.kind == "f":
-                        dtype = kind if dtype is None else _refuse(
-                            cls, f"inputs of {dtype} and {kind}; convert one of them first")
+                    if kind.char in "fd":
+                        dtype = kind if dtype is None else _refuse(cls, (
+                            f'inputs of {dtype} and {kind}; convert one of them first, as in x.to("{max(dtype, kind)}"); '
+                            'integers and masks times a number are float32, but mask.to("float64") * 1e3'))
+                    elif kind.char in "egG":
+                        _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
                     elif kind.kind == "c":
                         if not cls.complex_inputs:
                             _refuse(cls, f"an input is {kind}, expected real numbers; compute with its .real and .imag")
@@ -181,8 +189,26 @@ _modules: dict[type, Any] = {}                    # array module of each type me
 
 
 def _module_of(value: Any) -> Any:
-    found = _modules[type(value)] = array_module(value) if is_array(value) else None
+    found = array_module(value) if is_array(value) else None
+    if not isinstance(value, list | tuple):       # these are looked at each time
+        _modules[type(value)] = found
     return found
+
+
+def of_list(values: Any) -> Any:
+    """What Tensor makes of lists of numbers: float32. ShapeError where that would cut tensors off from their gradients, and where
+    a kind of list of somebody's own means something else."""
+    kind = type(values)
+    if kind is not list and kind is not tuple:
+        how = "give its .data" if hasattr(values, "batch_sizes") else "give one of its parts"
+        raise ShapeError(f"an input is a {kind.__module__}.{kind.__name__}, expected a Tensor, an array or a number; {how}")
+
+    def has_gradient(value: Any) -> bool:
+        return value.requires_grad if isinstance(value, Tensor) else isinstance(value, list | tuple) and any(
+            map(has_gradient, value))
+    if mode.recording and has_gradient(values):
+        raise ShapeError("an input is a list of tensors that require gradients, expected one tensor; ops.stack joins them")
+    return Tensor(values).array
 
 
 _OF_ARRAYS = (TypeError, ValueError, IndexError, AttributeError, ArithmeticError)     # what NumPy says where arrays do not fit
@@ -192,9 +218,8 @@ def _explained(cls: type[Function], arrays: list[Any], error: Exception) -> str:
     """What an array library said, in one line, with the operation and its inputs."""
     for place, x in enumerate(arrays) if isinstance(error, (AttributeError, TypeError)) else ():
         if not (x is None or isinstance(x, (Number, np.generic)) or _module_of(x) is not None):
-            how = "give its .data" if hasattr(x, "batch_sizes") else "make a Tensor of it first: Tensor(x)"
             return f"{cls.__name__}: input {place} is a {type(x).__module__}.{type(x).__name__}, expected a Tensor, an array " \
-                   f"or a number; {how}"
+                   "or a number; make a Tensor of it first: Tensor(x)"
     found = ", ".join(f"{x.dtype} {x.shape}" if _module_of(x) is not None else repr(x)[:40] for x in arrays)
     return f"{cls.__name__}: {' '.join(str(error).split())}; the inputs are {found or 'none'}"
 
@@ -212,8 +237,11 @@ def _as_output(ctx: Context, value: Any, wanted: Any) -> Tensor:
         scalar, value = value, ctx.xp.asarray(value)      # NumPy's reductions to a scalar are no arrays
         ctx._saved = [value if kept is scalar else kept for kept in ctx._saved or ()]
     dtype = value.dtype
-    if dtype is not wanted and wanted is not None and dtype != wanted and (
-            dtype.kind == "f" or ctx.function.result_dtype is not None):
+    if wanted is None:
+        if dtype.char in "eg":                    # of NumPy's scalars, which count as numbers, not as arrays
+            raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected float32 or float64; convert the inputs "
+                             "first")
+    elif dtype is not wanted and dtype != wanted and (dtype.kind == "f" or ctx.function.result_dtype is not None):
         raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
     return Tensor(value)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 
-from mpitrain.autograd.mode import grad_enabled
+from mpitrain.autograd.values import DTYPES, of_values, without_dtype
 from mpitrain.backend import Array, array_module, asnumpy, is_array, is_float
 from mpitrain.errors import GraphError, ShapeError
 
@@ -60,24 +60,25 @@ class Tensor:
 
     def __init__(self, array: Any, requires_grad: bool = False):
         self.version: Version | None = None       # made when somebody first cares
-        if type(array) is np.ndarray:
-            pass                                  # by far the most frequent, and tensors are made for each op
+        if type(array) is np.ndarray:             # by far the most frequent, and tensors are made for each op
+            if array.dtype.char not in DTYPES:
+                raise without_dtype(array.dtype)
         elif isinstance(array, Tensor):
             array, self.version = array.array, array.shared_version()
         elif not is_array(array):
-            try:
-                array = np.asarray(array, dtype=None if isinstance(array, np.generic) else np.float32)
-            except (TypeError, ValueError, OverflowError, RuntimeError) as error:    # RuntimeError: torch, of one with a gradient
-                raise ShapeError(f"Tensor: {' '.join(str(error).split())}; expected real numbers, lists of equal lengths, or an "
-                                 "array (ops.tensor makes complex numbers of lists)") from None
+            array = of_values(array)
         self.array = array
         self.grad: Array | None = None
         self.grad_buffer: Array | None = None     # where the first contribution is written, e.g. a view into a bucket
         self.grad_hooks: list[Callable[[Any], None]] = []   # called once per backward, when `grad` is final
         self.edge: tuple[Node, int] | None = None    # the node, and the number of its output; None for a leaf
         self.requires_grad = requires_grad
-        if requires_grad and not (is_float(array.dtype) or array.dtype.kind == "c"):
-            raise ShapeError(f"only floating-point and complex arrays have gradients, not {array.dtype}")
+        if requires_grad is not False:
+            if not isinstance(requires_grad, bool | np.bool_):
+                raise ShapeError(f"Tensor: requires_grad is {requires_grad!r:.40}, expected True or False; Tensor takes values, "
+                                 "and zeros of a shape are ops.zeros(2, 3)")
+            if requires_grad and not (is_float(array.dtype) or array.dtype.kind == "c"):
+                raise ShapeError(f"only floating-point and complex arrays have gradients, not {array.dtype}")
 
     @property
     def node(self) -> Any:
@@ -170,24 +171,6 @@ class Tensor:
         if advice:
             version.advice, version.advised = advice, version.count
 
-    def copy_(self, values: Any) -> Tensor:
-        """Overwrites the values in place; not recorded, so only for leaves or under `no_grad`."""
-        return self._change(lambda: self.xp.copyto(self.array, _raw(values)))
-
-    def __setitem__(self, index: Any, values: Any) -> None:
-        """Overwrites a part in place; not recorded (see `copy_`)."""
-        def write() -> None:
-            self.array[_raw(index)] = _raw(values)
-        self._change(write)
-
-    def _change(self, write: Callable[[], None]) -> Tensor:
-        if self.requires_grad and grad_enabled():
-            raise GraphError("changing a tensor that requires a gradient in place is not recorded; "
-                             "compute a new one, or do it under no_grad()")
-        write()
-        self.mark_changed()
-        return self
-
     def shared_version(self) -> Version:
         if self.version is None:
             self.version = Version()
@@ -200,6 +183,8 @@ class Tensor:
         __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __pow__ = __add__
         __matmul__ = __rmatmul__ = __getitem__ = __lt__ = __le__ = __gt__ = __ge__ = __add__
         def __neg__(self) -> Tensor: ...
+        def __setitem__(self, index: Any, values: Any) -> None: ...
+        def copy_(self, values: Any) -> Tensor: ...
         exp = log = tanh = sqrt = __neg__
         def sum(self, dim: Any = None, keepdim: bool = False) -> Tensor: ...
         mean = sum

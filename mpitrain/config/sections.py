@@ -189,6 +189,10 @@ class Config:
         """Data paths and user code are found from here."""
         return Path(self.run.folder)
 
+    def given_in(self, key: str) -> str:
+        """`` of FILE`` where a key was not overridden, for a message about one that was."""
+        return f" of {self.origin.file.name}" if self.origin is not None and key not in self.origin.overridden else ""
+
     def wrong(self, message: str, keys: tuple[str, ...]) -> ConfigError:
         """A mistake about some keys; the file is not to blame for overridden ones."""
         if self.origin is None:

@@ -8,10 +8,10 @@
 
 from typing import Any
 
-from mpitrain.data.checks import check_finite, check_labels, scan_labels
+from mpitrain.data.checks import check_finite, check_labels, scan_labels, scan_targets
 from mpitrain.data.found import BUILT_IN
 from mpitrain.data.loader import Loader, MicroBatch
-from mpitrain.data.probe import Limits, Parser, describe
+from mpitrain.data.probe import Limits, Parser, check_validation, describe
 from mpitrain.data.sampler import Index, Sampler
 from mpitrain.data.shards import Dataset
 from mpitrain.data.split import share_of, split
@@ -19,8 +19,8 @@ from mpitrain.data.tokens import TokenWindows, token_split
 from mpitrain.data.transforms import AUGMENTATIONS, TRANSFORMS, Transform, Transforms, augmentations
 
 __all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "Index", "Limits", "Loader", "MicroBatch", "Parser", "Sampler",
-           "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "describe", "scan_labels",
-           "share_of", "split", "token_split", "write_shards"]
+           "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "check_validation",
+           "describe", "scan_labels", "scan_targets", "share_of", "split", "token_split", "write_shards"]
 
 
 def __getattr__(name: str) -> Any:

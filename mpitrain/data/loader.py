@@ -12,9 +12,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import Any
 
 from mpitrain.backend import use_pool
-from mpitrain.data.checks import Source, check_finite, check_labels
+from mpitrain.data.checks import Source, check_exact, check_finite, check_labels
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.sampler import Sampler
 from mpitrain.data.shards import Rows, Values
@@ -39,10 +40,16 @@ class MicroBatch:
 
 
 class SampleReader:
-    """Rows of a dataset, checked and transformed: the part that training and evaluation share."""
+    """Rows of a dataset, checked and transformed: the part that training and evaluation share.
 
-    def __init__(self, source: Source, transforms: Transforms | None = None, *, n_classes: int | None = None):
+    With `n_classes`, labels are checked, but for those equal to `ignore`; `dtype` is the model's.
+    """
+
+    def __init__(self, source: Source, transforms: Transforms | None = None, *, n_classes: int | None = None,
+                 ignore: int | None = None, dtype: Any = None):
         self.source, self.transforms, self.n_classes = source, transforms or Transforms(), n_classes
+        tokens = source.kind == "tokens"
+        self.ignore, self.dtype = IGNORE if tokens else ignore, None if tokens else dtype
 
     def read(self, rows: Rows) -> tuple[Values, Values]:
         source = self.source
@@ -51,11 +58,13 @@ class SampleReader:
         check_finite(x, rows, source, x_name)
         check_finite(y, rows, source, y_name)
         if self.n_classes is not None and y.dtype.kind in "biu":
-            tokens = source.kind == "tokens"
-            if tokens:
+            if source.kind == "tokens":
                 check_labels(x, rows, self.n_classes, source, x_name)
-            check_labels(y, rows, self.n_classes, source, y_name, IGNORE if tokens else None)
-        return self.transforms(x), y
+            check_labels(y, rows, self.n_classes, source, y_name, self.ignore)
+        x = self.transforms(x)
+        if self.dtype is not None:
+            check_exact(x, rows, source, x_name, self.dtype)
+        return x, y
 
 
 class Loader:
@@ -68,9 +77,9 @@ class Loader:
 
     def __init__(self, source: Source, sampler: Sampler, n_micro: int, micro_start: int = 0, micro_stop: int | None = None, *,
                  transforms: Transforms | None = None, augment: Sequence[Augmentation] = (), n_classes: int | None = None,
-                 workers: int = 1, depth: int = 2,
+                 ignore: int | None = None, dtype: Any = None, workers: int = 1, depth: int = 2,
                  span: Callable[[str, str], AbstractContextManager[None]] = lambda row, name: nullcontext()):
-        self.reader = SampleReader(source, transforms, n_classes=n_classes)
+        self.reader = SampleReader(source, transforms, n_classes=n_classes, ignore=ignore, dtype=dtype)
         self.sampler, self.augment = sampler, list(augment)
         self.n_micro, self.micro = n_micro, range(micro_start, n_micro if micro_stop is None else micro_stop)
         assert 0 <= self.micro.start <= self.micro.stop <= n_micro

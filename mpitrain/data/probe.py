@@ -15,7 +15,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,10 +100,7 @@ def kind_of(shard: dict[str, Any]) -> str:
                         f"of integers, tokens, stands alone)", file=shard["file"], dataset=x["name"])
     if np.dtype(y["dtype"]).kind == "f":
         return "regression"
-    if len(y["shape"]) == 1:
-        return "classification"
-    raise DataError(f"integer targets are class labels and 1-D, but the shape is {_shape(y)}; store floats for regression",
-                    file=shard["file"], dataset=y["name"])
+    return "classification"
 
 
 def check_agreement(shards: Sequence[dict[str, Any]]) -> None:
@@ -122,6 +119,24 @@ def check_agreement(shards: Sequence[dict[str, Any]]) -> None:
             x, y = shard["x"], shard["y"]
             raise DataError(f"{x['shape'][0]} rows in \"{x['name']}\", but {y['shape'][0]} in \"{y['name']}\"; each input "
                             f"needs one target", file=shard["file"], dataset=y["name"])
+
+
+def check_validation(training: Mapping[str, Any], validation: Mapping[str, Any]) -> None:
+    """DataError unless validation rows have the shapes of training rows, and integers as targets where those have."""
+    first, file = training["shards"][0], validation["shards"][0]
+    for label in ("x", "y"):
+        want, have = first[label], file[label]
+        if want is None and have is None:
+            continue
+        if want is None or have is None:
+            raise DataError(f"there are {'no targets' if have is None else 'targets'}, and {'' if want else 'no '}targets in the "
+                            f"training data ({Path(first['file']).name}); data.x and data.y name datasets of both",
+                            file=file["file"])
+        wanted, found = np.dtype(want["dtype"]), np.dtype(have["dtype"])
+        if want["shape"][1:] != have["shape"][1:] or label == "y" and (wanted.kind == "f") != (found.kind == "f"):
+            raise DataError(f"rows of {found} {_shape(have, 1)}, but the training data ({Path(first['file']).name}) have rows of "
+                            f"{wanted} {_shape(want, 1)}; data.validation must have rows like them", file=file["file"],
+                            dataset=have["name"])
 
 
 def _shape(dataset: dict[str, Any], start: int = 0) -> str:

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpitrain.backend import Array, asnumpy
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ArgumentError, ShapeError
 from mpitrain.kernels import random
+from mpitrain.ops.inputs import door
 
 Shape: TypeAlias = tuple[int, ...]
 Initialiser: TypeAlias = Callable[[int, int, int, Shape, Any], Array]     # (key, start, count, global shape, xp)
@@ -34,6 +35,17 @@ def _normal(std: Callable[[Shape], float], mean: float = 0.0) -> Initialiser:
     return values
 
 
+def itself(values: Initialiser, name: str) -> Initialiser:
+    """`values`, which is called `name`, and says so to whoever calls it to get an initialiser."""
+    def initialiser(*place: Any, **named: Any) -> Array:
+        if len(place) != 5 or named:
+            raise ArgumentError(f"nn.init.{name} is an initialiser, no function that makes one; write nn.init.{name} without "
+                                "brackets")
+        return values(*place)
+    return initialiser
+
+
+@door
 def constant(value: float) -> Initialiser:
     """Every element is `value`."""
     def values(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:
@@ -41,17 +53,22 @@ def constant(value: float) -> Initialiser:
     return values
 
 
-zeros = constant(0.0)
-ones = constant(1.0)
+zeros = itself(constant(0.0), "zeros")
+ones = itself(constant(1.0), "ones")
 
 
+@door
 def uniform(bound: float) -> Initialiser:
     """Uniform in [-bound, bound)."""
     return _uniform(lambda shape: bound)
 
 
+@door
 def normal(std: float, mean: float = 0.0) -> Initialiser:
-    """Normal with this mean and standard deviation."""
+    """Normal with this mean and standard deviation. ShapeError where that is negative, or 0 beside a mean."""
+    if std < 0 or (std == 0 and mean != 0):
+        raise ShapeError(f"normal: std is {std} and mean {mean}, expected std > 0, which comes first; write normal(std=..., "
+                         "mean=...)")
     return _normal(lambda shape: std, mean)
 
 
@@ -61,27 +78,31 @@ def fan_in_uniform(shape: Shape) -> Initialiser:
     return uniform(1.0 / math.sqrt(fan_in) if fan_in else 0.0)
 
 
+@door
 def kaiming_uniform(slope: float = 0.0, fan: str = "in") -> Initialiser:
     """He et al. 2015: uniform, variance gain^2 / fan, for a leaky ReLU of this negative slope."""
     return _uniform(lambda shape: math.sqrt(3.0) * _kaiming_std(shape, slope, fan))
 
 
+@door
 def kaiming_normal(slope: float = 0.0, fan: str = "in") -> Initialiser:
     """He et al. 2015: normal, variance gain^2 / fan, for a leaky ReLU of this negative slope."""
     return _normal(lambda shape: _kaiming_std(shape, slope, fan))
 
 
+@door
 def xavier_uniform(gain: float = 1.0) -> Initialiser:
     """Glorot and Bengio 2010: uniform, variance 2 gain^2 / (fan in + fan out)."""
     return _uniform(lambda shape: gain * math.sqrt(6.0 / max(1, sum(fans(shape)))))
 
 
+@door
 def xavier_normal(gain: float = 1.0) -> Initialiser:
     """Glorot and Bengio 2010: normal, variance 2 gain^2 / (fan in + fan out)."""
     return _normal(lambda shape: gain * math.sqrt(2.0 / max(1, sum(fans(shape)))))
 
 
-default_weight = kaiming_uniform(slope=math.sqrt(5.0))
+default_weight = itself(kaiming_uniform(slope=math.sqrt(5.0)), "default_weight")
 """PyTorch's default for the weights of Linear and Conv: uniform in ±1/sqrt(fan in)."""
 
 
@@ -116,6 +137,7 @@ def _kaiming_std(shape: Shape, slope: float, fan: str) -> float:
     return math.sqrt(2.0 / (1.0 + slope ** 2)) / math.sqrt(max(1, choices[fan]))
 
 
+@door
 def calculate_gain(nonlinearity: str, slope: float = 0.01) -> float:
     """The gain of PyTorch's name for a nonlinearity: what keeps the variance of a layer's output that goes through it."""
     known = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3.0, "relu": math.sqrt(2.0), "selu": 0.75,
@@ -125,6 +147,7 @@ def calculate_gain(nonlinearity: str, slope: float = 0.01) -> float:
     return known[nonlinearity]
 
 
+@door
 def truncated_normal(std: float = 1.0, mean: float = 0.0, low: float = -2.0, high: float = 2.0) -> Initialiser:
     """Normal with this mean and standard deviation, of which only values in [low, high] are taken; PyTorch's `trunc_normal_`."""
     from statistics import NormalDist
@@ -155,6 +178,7 @@ def cache_of_one(make: Callable[[int, Shape], Any]) -> Callable[[int, Shape], An
     return lru_cache(maxsize=1)(lambda key, shape: make(key, shape).reshape(-1))
 
 
+@door
 def orthogonal(gain: float = 1.0) -> Initialiser:
     """Rows or columns (dim 0, and the rest), whichever are fewer, are orthogonal and of length `gain` (Saxe et al., 2014).
 
@@ -170,6 +194,7 @@ def orthogonal(gain: float = 1.0) -> Initialiser:
     return of_whole(whole)
 
 
+@door
 def sparse(sparsity: float, std: float = 0.01) -> Initialiser:
     """Normal, with this share of each column (dim 1) zero (Martens, 2010); of matrices."""
     if not 0.0 <= sparsity <= 1.0:
@@ -186,14 +211,18 @@ def sparse(sparsity: float, std: float = 0.01) -> Initialiser:
     return of_whole(whole)
 
 
-def eye(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:
-    """The identity, of matrices."""
+def _eye(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:
     if len(shape) != 2:
         raise ShapeError(f"eye is for matrices, this parameter has shape {shape}")
     places = xp.arange(start, start + count)
     return (places // shape[1] == places % shape[1]).astype(xp.float64)
 
 
+eye = itself(_eye, "eye")
+"""The identity, of matrices."""
+
+
+@door
 def dirac(groups: int = 1) -> Initialiser:
     """A convolution that hands on its first channels, of each of `groups` (Zagoruyko and Komodakis, 2017)."""
     def values(key: int, start: int, count: int, shape: Shape, xp: Any) -> Array:

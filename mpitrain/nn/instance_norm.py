@@ -18,7 +18,7 @@ class _InstanceNorm(_Tracking):
     """Normalises each channel of each sample, of (N, C, ...) or (C, ...), over what follows (Ulyanov et al. 2016).
 
     Defaults are PyTorch's: no weight and bias, and no running statistics. With them, eval uses the means over samples of what
-    training saw; they change once a step, by the mean over its micro-batches.
+    training saw; in a run they change once a step, by the mean over its micro-batches.
     """
 
     ndim = 0                                      # of a batch

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from mpitrain.backend import Array, asnumpy
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.nn.arguments import Checked
 from mpitrain.ops.inputs import door
-from mpitrain.registry import Registry
+from mpitrain.registry import Registry, named
 
 __all__ = ["LOSSES", "Loss"]
 
@@ -27,9 +28,12 @@ class Loss(Checked):
 
     `kind` says what a target is: "classes" (integer labels, output (..., C)), "binary" (0 ... 1, like the output),
     "distribution" (probabilities, like the output), "values" (numbers, like the output), or "rows" (anything, for each row).
+    `bounds` and `among` say which numbers a target has.
     """
 
     kind = "values"
+    bounds = (-math.inf, math.inf)           # the targets lie in it, which a run makes sure of before it starts, ...
+    among: tuple[float, ...] = ()            # ... and are some of these numbers, if there are any
     counted_weight: Any = None                    # of classes: weights whose sum is the count; a run wants them 0 or more
 
     @door
@@ -53,6 +57,15 @@ for _file, _names in {
         "losses_of_several": ("gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking")}.items():
     for _name in _names:
         LOSSES.register_later(_name, f"mpitrain.nn.{_file}:{_name}")
+
+
+def terms(loss: Any, target: Array) -> float:
+    """The number of terms of a loss. ConfigError unless it is a number of 0 or more."""
+    found = loss.count(target)
+    if isinstance(found, Real) and 0.0 <= (count := float(found)) < math.inf:
+        return count
+    raise ConfigError(f'the count of train.loss, "{named(loss)}", is the number of terms in its sum over {len(target)} samples, '
+                      f"0 or more, found {named(found)}")
 
 
 def count_of_labels(target: Any, weight: Any, ignore_index: int | None) -> int | float:
@@ -130,6 +143,7 @@ class BinaryCrossEntropy(Loss):
     last dim, is the weight of what is there."""
 
     kind = "binary"
+    bounds = (0.0, 1.0)
 
     def __init__(self, pos_weight: float | Sequence[float] | None = None):
         self.pos_weight = pos_weight
@@ -148,6 +162,7 @@ class KLDivergence(Loss):
     """
 
     kind = "distribution"
+    bounds = (0.0, math.inf)
 
     def total(self, output: Tensor, target: Array) -> Tensor:
         return ops.kl_divergence(ops.log_softmax(output), target)

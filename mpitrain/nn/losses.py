@@ -96,6 +96,7 @@ class BCELoss(Reduced):
     """See `ops.binary_cross_entropy`: the input is probabilities."""
 
     kind = "binary"
+    bounds = (0.0, 1.0)
     function = staticmethod(ops.binary_cross_entropy)
 
     def __init__(self, weight: Any = None, reduction: str = "mean"):
@@ -106,6 +107,7 @@ class BCEWithLogitsLoss(Reduced):
     """See `ops.binary_cross_entropy_with_logits_loss`."""
 
     kind = "binary"
+    bounds = (0.0, 1.0)
     function = staticmethod(ops.binary_cross_entropy_with_logits_loss)
 
     def __init__(self, weight: Any = None, reduction: str = "mean", pos_weight: Any = None):
@@ -115,6 +117,7 @@ class BCEWithLogitsLoss(Reduced):
 class PoissonNLLLoss(Reduced):
     """See `ops.poisson_nll_loss`."""
 
+    bounds = (0.0, math.inf)
     function = staticmethod(ops.poisson_nll_loss)
 
     def __init__(self, log_input: bool = True, full: bool = False, eps: float = 1e-8, reduction: str = "mean"):
@@ -124,12 +127,14 @@ class PoissonNLLLoss(Reduced):
 class SoftMarginLoss(Reduced):
     """See `ops.soft_margin_loss`: targets are 1 and -1."""
 
+    among = (1.0, -1.0)
     function = staticmethod(ops.soft_margin_loss)
 
 
 class HingeEmbeddingLoss(Reduced):
     """See `ops.hinge_embedding_loss`: targets are 1 and -1."""
 
+    among = (1.0, -1.0)
     function = staticmethod(ops.hinge_embedding_loss)
 
     def __init__(self, margin: float = 1.0, reduction: str = "mean"):
@@ -157,6 +162,7 @@ class MultiLabelSoftMarginLoss(PerRow):
     """See `ops.multilabel_soft_margin_loss`."""
 
     kind = "binary"
+    bounds = (0.0, 1.0)
     function = staticmethod(ops.multilabel_soft_margin_loss)
 
     def __init__(self, weight: Any = None, reduction: str = "mean"):
@@ -167,6 +173,7 @@ class DiceLoss(Reduced):
     """See `ops.dice_loss`: one term a sample, so that its sum is one over rows; probabilities."""
 
     kind = "binary"
+    bounds = (0.0, 1.0)
     function = staticmethod(ops.dice_loss)
 
     def __init__(self, eps: float = 1.0, reduction: str = "mean"):

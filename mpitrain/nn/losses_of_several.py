@@ -50,6 +50,8 @@ class Several(Loss):
 class CosineEmbeddingLoss(Several):
     """See `ops.cosine_embedding_loss`: two vectors, and 1 or -1."""
 
+    among = (1.0, -1.0)
+
     def __init__(self, margin: float = 0.0, reduction: str = "mean"):
         super().__init__(reduction, margin=margin)
 
@@ -61,6 +63,8 @@ class CosineEmbeddingLoss(Several):
 
 class MarginRankingLoss(Several):
     """See `ops.margin_ranking_loss`: two numbers, and 1 or -1."""
+
+    among = (1.0, -1.0)
 
     def __init__(self, margin: float = 0.0, reduction: str = "mean"):
         super().__init__(reduction, margin=margin)

@@ -56,6 +56,11 @@ class Module(Checked):
     storage: FlatLayout | None = None             # the memory of a model that is initialised
     _hooks: Hooks | None = None
 
+    def __repr__(self) -> str:
+        """The modules below, each on a line of its own, as PyTorch prints them."""
+        from mpitrain.nn.printed import printed  # few models are printed
+        return printed(self)
+
     def forward(self, *inputs: Any) -> Any:
         raise GraphError(f"{type(self).__name__} defines no forward")
 

@@ -1,7 +1,7 @@
 """Normalisation layers. Letters: `N` batch, `C` channels or features.
 
-Batch norm's running statistics change once a step (`nn.statistics`), not in forward: a step of many micro-batches on many
-ranks then counts as one batch, and recomputing a block does not count twice.
+Batch norm's running statistics change in each training forward, as PyTorch's do, but in a run once a step (`nn.statistics`): a
+step of many micro-batches on many ranks then counts as one batch. Recomputing a block does not count twice.
 """
 
 from __future__ import annotations
@@ -154,10 +154,10 @@ class GroupNorm(Module):
 class RMSNorm(Module):
     """x / sqrt(mean x^2 + eps), times a gain, over the last dims, of sizes `shape` (Zhang and Sennrich 2019).
 
-    `eps` None is PyTorch's default: the distance from 1 to the next number of x's dtype.
+    `eps` None, as PyTorch's: the distance from 1 to the next number of x's dtype.
     """
 
-    def __init__(self, shape: int | Sequence[int], eps: float | None = 1e-6, *, elementwise_affine: bool = True):
+    def __init__(self, shape: int | Sequence[int], eps: float | None = None, *, elementwise_affine: bool = True):
         self.eps = eps
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.by_position = len(self.shape) == 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
@@ -45,17 +43,7 @@ class CosineSimilarity(Module):
         self.dim, self.eps = dim, eps
 
     def forward(self, x: Any, z: Any) -> Tensor:
-        try:
-            shape = np.broadcast_shapes(tuple(x.shape), tuple(z.shape))
-        except ValueError:
-            raise ShapeError(f"CosineSimilarity: shapes {tuple(x.shape)} and {tuple(z.shape)} do not broadcast") from None
-
-        def unit(a: Any) -> Tensor:
-            if tuple(a.shape) != shape:
-                a = ops.broadcast_to(a, shape)
-            length = ops.sqrt(ops.maximum(ops.sum(ops.multiply(a, a), dim=self.dim, keepdim=True), self.eps ** 2))
-            return ops.divide(a, length)
-        return ops.sum(unit(x) * unit(z), dim=self.dim)
+        return ops.cosine_similarity(x, z, self.dim, self.eps)
 
 
 class PairwiseDistance(Module):
@@ -67,11 +55,4 @@ class PairwiseDistance(Module):
         self.p, self.eps, self.keepdim = p, eps, keepdim
 
     def forward(self, x: Any, z: Any) -> Tensor:
-        gap = ops.absolute(ops.subtract(x, z) + self.eps)
-        if math.isinf(self.p):
-            return (ops.max if self.p > 0 else ops.min)(gap, dim=-1, keepdim=self.keepdim)
-        if self.p == 1:
-            return ops.sum(gap, dim=-1, keepdim=self.keepdim)
-        if self.p == 2:
-            return ops.sqrt(ops.sum(gap * gap, dim=-1, keepdim=self.keepdim))
-        return ops.power(ops.sum(ops.power(gap, self.p), dim=-1, keepdim=self.keepdim), 1 / self.p)
+        return ops.pairwise_distance(x, z, self.p, self.eps, self.keepdim)

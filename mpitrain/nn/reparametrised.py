@@ -36,9 +36,9 @@ def weight_norm(layer: Module, name: str = "weight", dim: int | None = 0) -> Mod
 def spectral_norm(layer: Module, name: str = "weight", iterations: int = 1, eps: float = 1e-12, dim: int | None = None) -> Module:
     """`layer` with its weight, as a matrix with `dim` first, divided by its largest singular value; Miyato et al., 2018.
 
-    The singular vectors are followed by `iterations` of the power method in each step of training, from the same start in each of
-    its micro-batches, and kept in the buffers `u` and `v`; eval uses them as they are. `dim` is 0, but 1 for transposed
-    convolutions, by default.
+    The singular vectors are followed by `iterations` of the power method in each training forward, in a run from the same start
+    in each micro-batch of a step, and kept in the buffers `u` and `v`; eval uses them as they are. `dim` is 0, but 1 for
+    transposed convolutions, by default.
     """
     return _SpectralNorm(layer, name, iterations, eps, dim)
 
@@ -134,9 +134,10 @@ class _SpectralNorm(_Computed):
 
     def _weight(self) -> Tensor:
         matrix = as_matrix(self.original, self.dim)
-        u, v = self.u.array, self.v.array
+        u: Any = self.u
+        v: Any = self.v
         if self.training:
-            u, v = iterated(matrix.array, v, self.iterations, self.eps, self.original.xp)
+            u, v = iterated(matrix.array, v.array, self.iterations, self.eps, self.original.xp)
             self.running.record(u, v)
         return self.original / ops.sum(ops.matmul(matrix, v) * u)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 from mpitrain.autograd import recompute
 from mpitrain.errors import ConfigError, ShapeError
@@ -12,6 +12,8 @@ from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Described
 
 __all__ = ["Sequential"]
+
+Self = TypeVar("Self", bound="Sequential")
 
 
 class Sequential(Module):
@@ -27,16 +29,31 @@ class Sequential(Module):
     between: Callable[[], None] | None = None
 
     def __init__(self, *blocks: Module | tuple[str, Module]):
-        named = [(str(i), block) if isinstance(block, Module) else block for i, block in enumerate(blocks)]
-        for place, pair in enumerate(named):
-            block = pair[1] if isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str) else pair
-            if not isinstance(block, Module):
-                raise ShapeError(f"Sequential: block {place} is {block!r:.60}, expected a Module, or a name and one; a function "
-                                 "is called in the forward of a Module of your own, and activations are Modules, like nn.Tanh()")
-        self.blocks: dict[str, Module] = dict(named)
+        self.blocks: dict[str, Module] = {}
         self.full_names: dict[int, str] = {}      # In a slice: the whole model's names of shared parameters.
-        if len(self.blocks) < len(named):
-            raise ShapeError(f"the blocks of a Sequential need different names, got {[name for name, _ in named]}")
+        self.extend(blocks)
+
+    def append(self: Self, block: Module | tuple[str, Module]) -> Self:
+        """One more block at the end, before memory is given; without a name it is called by its place."""
+        place = len(self.blocks)
+        name, module = str(place), block
+        if isinstance(block, tuple) and len(block) == 2 and isinstance(block[0], str):
+            name, module = block
+        if not isinstance(module, Module):
+            raise ShapeError(f"Sequential: block {place} is {module!r:.60}, expected a Module, or a name and one; a function "
+                             "is called in the forward of a Module of your own, and activations are Modules, like nn.Tanh()")
+        if name in self.blocks:
+            raise ShapeError(f"the blocks of a Sequential need different names, got {[*self.blocks, name]}")
+        if self.storage is not None:
+            raise ShapeError("Sequential: the model has its memory already; append blocks before initialize()")
+        self.blocks[name] = module
+        return self
+
+    def extend(self: Self, blocks: Iterable[Module | tuple[str, Module]]) -> Self:
+        """More blocks at the end, in order; see `append`."""
+        for block in blocks:
+            self.append(block)
+        return self
 
     def forward(self, x: Any) -> Any:
         for place, (name, block) in enumerate(self.blocks.items()):

@@ -1,8 +1,11 @@
-"""Running statistics that change once a step, whatever the number of micro-batches, ranks and recomputations.
+"""Running statistics: changed by each training forward, or once a step, whatever its micro-batches and ranks.
 
-Each training forward records one set of statistics (not while a block is recomputed: it was recorded the first time).
-Once a step the trainer takes the sums, adds them over ranks, and folds the mean into the running buffers:
+A training forward gives one set of statistics (not while a block is recomputed: it gave them the first time). By default it
+moves the running buffers at once, as in PyTorch. A trainer whose step has several micro-batches, or ranks, defers that: forwards
+add up what they find, and once a step the sums, over all ranks, move the buffers to their mean:
 
+    defer_statistics(model)
+    ...                                       # the forwards of a step
     flat = collect_statistics(model)          # float64: for each layer its sums, then how many were added
     flat = mesh.sum(flat)
     apply_statistics(model, flat)
@@ -24,7 +27,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Buffer
 
-__all__ = ["apply_statistics", "collect_statistics", "running_layers"]
+__all__ = ["apply_statistics", "collect_statistics", "defer_statistics", "running_layers"]
 
 
 class Running:
@@ -37,6 +40,7 @@ class Running:
         self.buffers, self.momentum, self.steps = list(buffers), momentum, steps
         self.sums: list[Array] | None = None          # float64, on the device
         self.count = 0
+        self.deferred = False                         # True where somebody collects and applies
 
     @cached_property
     def size(self) -> int:
@@ -46,6 +50,9 @@ class Running:
     def record(self, *values: Array) -> None:
         """One micro-batch's statistics, one array per buffer."""
         if recomputing():
+            return
+        if not self.deferred:
+            self._move([value.astype("float64") for value in values])
             return
         if self.sums is None:
             self.sums = [value.astype("float64") for value in values]
@@ -66,22 +73,36 @@ class Running:
         """Moves the buffers towards the mean of what was recorded; nothing recorded, nothing changed."""
         if flat[-1] == 0:
             return
-        start, momentum = 0, self.momentum
+        start, means = 0, []
+        for buffer in self.buffers:
+            mean = (flat[start:start + buffer.size] / flat[-1]).reshape(buffer.shape)
+            start += buffer.size
+            means.append(array_module(buffer.array).asarray(mean))
+        self._move(means)
+
+    def _move(self, means: Sequence[Array]) -> None:
+        """Moves the buffers towards float64 `means`, one per buffer."""
+        momentum = self.momentum
         if self.steps is not None:
             self.steps.array += 1
             self.steps.mark_changed()
             momentum = 1.0 / float(self.steps.array)
-        for buffer in self.buffers:
-            mean = (flat[start:start + buffer.size] / flat[-1]).reshape(buffer.shape)
-            start += buffer.size
+        for buffer, mean in zip(self.buffers, means, strict=True):
             old = buffer.array
-            old[...] = (1.0 - momentum) * old + momentum * array_module(old).asarray(mean)
+            old[...] = (1.0 - momentum) * old + momentum * mean
             buffer.mark_changed()
 
 
 def running_layers(model: Module) -> list[Running]:
     """The layers that keep statistics, in order. Looking for them takes as long as a small model's step: once a run is enough."""
     return [value for _, module in model.named_modules() for value in vars(module).values() if isinstance(value, Running)]
+
+
+def defer_statistics(model: Module | Sequence[Running], deferred: bool = True) -> None:
+    """From now on training forwards only record, for a caller of `collect_statistics` and `apply_statistics`; with False they
+    move the running buffers themselves again. `model` may be its `running_layers`."""
+    for layer in model if isinstance(model, Sequence) else running_layers(model):
+        layer.deferred = deferred
 
 
 def collect_statistics(model: Module | Sequence[Running]) -> np.ndarray[Any, Any]:

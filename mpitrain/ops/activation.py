@@ -41,6 +41,24 @@ class Pointwise(Function):
         return gradient_before(ctx, ctx.name, grad, ctx.saved[0], lambda: ctx.input(0))
 
 
+class Sigmoidal(Pointwise):
+    """Tanh and the logistic function: of integers and booleans, too, which become float32 as in PyTorch."""
+
+    integers, makes_floats = "iub", True
+
+
+class Relu(Pointwise):
+    """max(x, 0); integers stay integers."""
+
+    integers = "iu"
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, activation: str) -> Array:
+        if x.dtype.kind == "f":
+            return Pointwise.forward(ctx, x, activation=activation)
+        return ctx.xp.maximum(x, x.dtype.type(0))
+
+
 class NormalDistribution(Function):
     """The probability that a normal number is below x."""
 
@@ -88,6 +106,8 @@ def gradient_before(ctx: Context, name: str, grad: Tensor, kept: Array, before: 
 
 
 class LeakyRelu(Function):
+    floats = 1
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, slope: float) -> Array:
         ctx.save(x)
@@ -106,6 +126,8 @@ class LeakyRelu(Function):
 
 
 class Softplus(Function):
+    floats = 1
+
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
         xp = ctx.xp
@@ -131,18 +153,18 @@ class Softplus(Function):
 
 
 def tanh(x: Any) -> Tensor:
-    return Pointwise.apply(x, activation="tanh")
+    return Sigmoidal.apply(x, activation="tanh")
 
 
 def sigmoid(x: Any) -> Tensor:
-    return Pointwise.apply(x, activation="sigmoid")
+    return Sigmoidal.apply(x, activation="sigmoid")
 
 
 def relu(x: Any, inplace: bool = False) -> Tensor:
     """max(x, 0); the gradient is 0 where x <= 0, and passes NaN as it passes what is above 0, like PyTorch's."""
     if inplace:
         raise ArgumentError("relu: inplace=True, and no operation changes a tensor; leave it out")
-    return Pointwise.apply(x, activation="relu")
+    return Relu.apply(x, activation="relu")
 
 
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Tensor:

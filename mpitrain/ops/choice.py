@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, overload
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.autograd.function import WIDE
 from mpitrain.backend import Array, is_array
+from mpitrain.errors import ArgumentError
+from mpitrain.ops.inputs import as_tensor
 
 __all__ = ["clip", "maximum", "minimum", "where"]
 
@@ -101,9 +103,29 @@ def clip(x: Any, min: float | None = None, max: float | None = None) -> Tensor:
     return Clip.apply(x, low=min, high=max)
 
 
-def where(condition: Any, x: Any, y: Any) -> Tensor:
-    """x where `condition` is True, else y. Numbers take the dtype of the other; two of them are float32, int64 or bool."""
+@overload
+def where(condition: Any, x: Any, y: Any) -> Tensor: ...
+
+
+@overload
+def where(condition: Any) -> tuple[Tensor, ...]: ...
+
+
+def where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    """x where `condition` is True, else y. Numbers take the dtype of the other; two of them are float32, int64 or bool.
+
+    Of `condition` alone the places where it is True: int64 (N,) for each dim.
+    """
+    if x is None or y is None:
+        if x is not y:
+            raise ArgumentError("where: one of two choices is missing, or None; write where(condition, x, y) or where(condition)")
+        return places(as_tensor(condition))
     return Where.apply(condition, x, y)
+
+
+def places(x: Tensor) -> tuple[Tensor, ...]:
+    """Those of all elements that are not 0, in order: int64 (N,) for each dim, and one for an array without dims."""
+    return tuple([Tensor(p.astype("int64")) for p in x.xp.nonzero(x.array.reshape(x.shape or (1,)))])
 
 
 def signs(x: Array) -> Array:

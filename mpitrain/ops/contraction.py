@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 import numpy as np
@@ -20,18 +21,22 @@ from mpitrain.ops.shape import reshape, transpose
 
 __all__ = ["einsum", "tensordot"]
 
+LETTERS = ascii_uppercase + ascii_lowercase       # in the order of their codes, which that of a result without "->" follows
 Index = tuple[int, ...]                           # an index is a number; those of an ellipsis are negative
 Spec = tuple[Index, Index, Index]                 # of the left operand, the right one and the result
 
 
-def einsum(equation: str, *operands: Any) -> Tensor:
+def einsum(equation: Any, *operands: Any) -> Tensor:
     """The sum of products that `equation` names, as "bik,bkj->bij"; torch.einsum and numpy.einsum.
 
     A letter for each dim; letters that are not in the result are summed over, a letter twice in an operand is its diagonal, "..."
     stands for dims that broadcast. Without "->" the result has the letters that occur once, in alphabetic order. Three operands
-    and more are contracted in the order of numpy.einsum_path. Operands may also be given as one list. Raises ShapeError where the
-    equation does not fit them.
+    and more are contracted in the order of numpy.einsum_path. Operands may also be given as one list, and, without an equation,
+    each with a list of numbers 0 ... 51 (and `...`) after it that name its dims; a last list is that of the result. Raises
+    ShapeError where the equation does not fit them.
     """
+    if not isinstance(equation, str):
+        equation, operands = _lettered((equation, *operands))
     given = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
     tensors = [as_tensor(x) for x in given]
     parts, result = _parsed(equation.replace(" ", ""), tuple(x.ndim for x in tensors))
@@ -64,6 +69,22 @@ def tensordot(a: Any, b: Any, dims: int | Sequence[Sequence[int]] = 2) -> Tensor
     of_x = tuple(range(a.ndim))
     of_y = tuple(left[right.index(d)] if d in right else a.ndim + d for d in range(b.ndim))
     return Contract.apply(a, b, spec=(of_x, of_y, (*[i for i in of_x if i not in of_y], *[i for i in of_y if i not in of_x])))
+
+
+def _lettered(given: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """The equation and the operands of (operand, list, operand, list, ..., list of the result or nothing)."""
+    pairs = len(given) // 2
+    lists = [*given[1:2 * pairs:2], *given[2 * pairs:]]
+    if not pairs or not all(isinstance(numbers, list | tuple) for numbers in lists):
+        raise ShapeError('einsum: expected an equation such as "ij->i" and operands, or operands each with a list of numbers '
+                         "after it that name its dims")
+    texts = []
+    for numbers in lists:
+        for i in numbers:
+            if i is not ... and not (isinstance(i, int) and 0 <= i < len(LETTERS)):
+                raise ShapeError(f"einsum: a list has {i!r}, expected numbers 0 ... {len(LETTERS) - 1}, or ... once")
+        texts.append("".join("..." if i is ... else LETTERS[i] for i in numbers))
+    return ",".join(texts[:pairs]) + (f"->{texts[-1]}" if len(texts) > pairs else ""), given[:2 * pairs:2]
 
 
 @lru_cache(512)

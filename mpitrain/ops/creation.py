@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from numbers import Number
 from typing import Any
 
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.autograd.analytic import Real
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import Array, array_module, is_array
 from mpitrain.errors import ShapeError
 from mpitrain.ops.inputs import as_array, as_tensor, raw, sizes_of
 
@@ -23,7 +24,7 @@ def dtype_of(name: str, dtype: Any) -> np.dtype[Any]:
         found = np.dtype(dtype)
     except TypeError:
         found = np.dtype(object)
-    if found.kind not in "fiubc" or found == np.float16:
+    if found.kind not in "fiubc" or found.char in "egG":
         raise ShapeError(f"{name}: dtype is {dtype!r}, expected float32, float64, bool or integers such as int64")
     return found
 
@@ -101,7 +102,7 @@ def astype(x: Any, dtype: Any) -> Tensor:
     x, wanted = as_tensor(x), dtype_of("astype", dtype)
     if x.dtype == wanted:
         return x
-    if wanted.name in CASTS:
+    if wanted.name in CASTS and x.dtype.char not in "egG":        # there are no operations on these, only casts
         return CASTS[wanted.name].apply(x)
     if x.dtype.kind == "c" and wanted != "bool":
         raise ShapeError(f"astype: {x.dtype} to {wanted} would lose the imaginary part; convert x.real, or ops.real(x)")
@@ -148,6 +149,8 @@ def ones(*size: Any, dtype: Any = "float32") -> Tensor:
 def full(size: Any, fill_value: Any, dtype: Any = None) -> Tensor:
     """That shape, filled with one value, whose type says the dtype where none is given."""
     fill_value = raw(fill_value)
+    if not isinstance(fill_value, Number) and not (is_array(fill_value) and fill_value.size == 1):
+        raise ShapeError(f"full: the value is {fill_value!r}, expected a number")
     return Tensor(array_module().full(_shape("full", (size,)), fill_value, _kind("full", dtype, fill_value)))
 
 

@@ -1,7 +1,8 @@
-"""Distances between all rows of two matrices."""
+"""Distances and angles between the rows of two matrices, or between all of them."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,16 @@ import numpy as np
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.elementwise import subtract
-from mpitrain.ops.inputs import as_tensor, check_number
+from mpitrain.ops.choice import maximum
+from mpitrain.ops.elementwise import absolute, power, sqrt, subtract
+from mpitrain.ops.inputs import as_tensor, check_number, float_tensor
 from mpitrain.ops.norms import vector_norm
+from mpitrain.ops.reduce import max as largest
+from mpitrain.ops.reduce import min as smallest
 from mpitrain.ops.reduce import sum as total
-from mpitrain.ops.shape import expand_dims, swapaxes
+from mpitrain.ops.shape import broadcast_to, expand_dims, swapaxes
 
-__all__ = ["cdist"]
+__all__ = ["cdist", "cosine_similarity", "pairwise_distance"]
 
 LEAST_WORK, PART = 1 << 14, 1 << 16               # numbers from where products are faster; numbers of differences at a time
 
@@ -33,6 +37,33 @@ def cdist(x1: Any, x2: Any, p: float = 2.0, compute_mode: str | None = None) -> 
     if p == 2 and x1.dtype == x2.dtype == "float32" and x1.shape[:-2] == x2.shape[:-2] and x1.size * x2.shape[-2] >= LEAST_WORK:
         return Distances.apply(x1, x2)
     return vector_norm(_differences(x1, x2), p, -1)
+
+
+def cosine_similarity(x1: Any, x2: Any, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """x1 x2 / (|x1| |x2|) along `dim`, neither length below eps; their shapes broadcast."""
+    x1, x2 = float_tensor("cosine_similarity", x1), float_tensor("cosine_similarity", x2)
+    try:
+        shape = np.broadcast_shapes(x1.shape, x2.shape)
+    except ValueError:
+        raise ShapeError(f"cosine_similarity: shapes {x1.shape} and {x2.shape} do not broadcast") from None
+
+    def unit(x: Tensor) -> Tensor:
+        x = x if x.shape == shape else broadcast_to(x, shape)
+        return x / sqrt(maximum(total(x * x, dim, True), eps ** 2))
+    return total(unit(x1) * unit(x2), dim)
+
+
+def pairwise_distance(x1: Any, x2: Any, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """The p-norm of x1 - x2 + eps over the last dim; p is any number but 0, inf and -inf too."""
+    check_number("pairwise_distance", "p", p)
+    if p == 0 or math.isnan(p):
+        raise ShapeError(f"pairwise_distance: p is {p}, expected another number")
+    gap = absolute(float_tensor("pairwise_distance", x1) - float_tensor("pairwise_distance", x2) + eps)
+    if math.isinf(p):
+        return (largest if p > 0 else smallest)(gap, -1, keepdim)
+    if p == 1:
+        return total(gap, -1, keepdim)
+    return sqrt(total(gap * gap, -1, keepdim)) if p == 2 else power(total(power(gap, p), -1, keepdim), 1 / p)
 
 
 def _differences(x: Tensor, y: Tensor) -> Tensor:

@@ -23,7 +23,8 @@ FILES = {
     "diagonals": """
         block_diag diag diag_embed diagflat diagonal diagonal_scatter select_scatter slice_scatter trace tril tril_indices
         triu triu_indices""",
-    "distances": "cdist",
+    "covariance": "corrcoef cov",
+    "distances": "cdist cosine_similarity pairwise_distance",
     "gates": "glu log_sigmoid mish softmin softsign swiglu tanhshrink",
     "joining": """
         atleast_1d atleast_2d atleast_3d broadcast_shapes broadcast_tensors cartesian_prod chunk column_stack combinations
@@ -39,8 +40,8 @@ FILES = {
         multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss""",
     "masks": "index_fill masked_fill masked_scatter masked_select one_hot",
     "matrices": """
-        cholesky cholesky_inverse cholesky_solve det inv logdet matrix_power slogdet solve solve_triangular tensorinv
-        tensorsolve""",
+        cholesky cholesky_inverse cholesky_solve det inv logdet matrix_exp matrix_power slogdet solve solve_triangular
+        tensorinv tensorsolve""",
     "moving": """
         adjoint expand expand_as flatten flip fliplr flipud movedim narrow permute ravel repeat repeat_interleave reshape_as
         roll rot90 select sum_to_size t tile unflatten unfold""",

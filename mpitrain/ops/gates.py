@@ -8,6 +8,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
 from mpitrain.ops.activation import sigmoid, silu, softmax, softplus, tanh
 from mpitrain.ops.elementwise import absolute, multiply, negative, subtract
+from mpitrain.ops.inputs import float_tensor, only_floats
 from mpitrain.ops.shape import split
 
 __all__ = ["glu", "log_sigmoid", "mish", "softmin", "softsign", "swiglu", "tanhshrink"]
@@ -30,6 +31,7 @@ def softsign(x: Any) -> Tensor:
 
 def tanhshrink(x: Any) -> Tensor:
     """x - tanh(x)."""
+    x = float_tensor("tanhshrink", x)
     return subtract(x, tanh(x))
 
 
@@ -51,7 +53,7 @@ def swiglu(x: Any, dim: int = -1) -> Tensor:
 
 
 def _halves(name: str, x: Any, dim: int) -> tuple[Tensor, ...]:
-    shape = tuple(x.shape)
+    shape = tuple(only_floats(name, x).shape)
     if not -len(shape) <= dim < len(shape) or shape[dim] % 2:
         raise ShapeError(f"{name}: halves along dim {dim} of an input of shape {shape}: expected an even size there")
     if not shape[dim]:

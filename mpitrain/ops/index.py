@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from math import prod
+from types import EllipsisType, NoneType
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, array_module, is_array
+from mpitrain.backend import Array, is_array
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.kernels.rows import scatter_add_rows
+from mpitrain.ops.inputs import as_tensor, raw
 
 __all__ = ["embedding", "getitem", "take"]
 
@@ -109,8 +113,9 @@ class Embedding(Function):
     @staticmethod
     def forward(ctx: Context, indices: Array, weight: Array) -> Array:
         if weight.ndim != 2 or indices.dtype.kind not in "iu":
+            advice = "; x.long() makes indices of floats" if indices.dtype.kind == "f" and weight.ndim == 2 else ""
             raise ShapeError(f"embedding: wants integer indices and a weight with 2 dims, found {indices.dtype} "
-                             f"and shape {weight.shape}")
+                             f"and shape {weight.shape}{advice}")
         check_indices("embedding", indices, weight.shape[0])
         ctx.save(indices)
         ctx.rows = weight.shape[0]
@@ -153,14 +158,72 @@ def check_indices(name: str, indices: Array, n: int) -> None:
 
 
 def getitem(x: Any, index: Any) -> Tensor:
-    """``x[index]``: numbers, slices, None, Ellipsis (a view), or also integer and boolean arrays (a copy)."""
-    entries = tuple(e.array if isinstance(e, Tensor) else e for e in (index if isinstance(index, tuple) else (index,)))
-    chosen = [e for e in entries if is_array(e) or isinstance(e, list)]
-    if not chosen:
-        return Slice.apply(x, index=entries)
-    xp = x.xp if isinstance(x, Tensor) else array_module(x)
-    places = tuple("array" if is_array(e) or isinstance(e, list) else e for e in entries)
-    return Gather.apply(x, *map(xp.asarray, chosen), index=places)
+    """``x[index]``: numbers, slices, None, Ellipsis (a view), or also integer and boolean arrays (a copy).
+
+    As PyTorch reads it: a number chooses first, and is no array, so that ``x[0, :, i]`` is ``x[0][:, i]``.
+    """
+    x = as_tensor(x)
+    first, chosen = parted(x, index)
+    if chosen is None:
+        return Slice.apply(x, index=first)
+    if first:
+        x = Slice.apply(x, index=first)
+    places = tuple("array" if is_array(e) else e for e in chosen)
+    return Gather.apply(x, *(e for e in chosen if is_array(e)), index=places)
+
+
+PLAIN = {int, slice, NoneType, EllipsisType}
+
+
+def parted(x: Tensor, index: Any) -> tuple[tuple[Any, ...], tuple[Any, ...] | None]:
+    """`index` in two: x[first], a view, and of that x[first][chosen], with arrays and whole dims only; None without arrays."""
+    entries = tuple([e if type(e) in PLAIN else _entry(x, e) for e in (index if type(index) is tuple else (index,))])
+    if not any(isinstance(e, bool) or is_array(e) for e in entries):
+        return entries, None
+    if not any(isinstance(e, int) or e is Ellipsis for e in entries):
+        return (), entries
+    used = sum(e.ndim if _is_mask(e) else not (e is None or e is Ellipsis or isinstance(e, bool)) for e in entries)
+    if used > x.ndim or sum(e is Ellipsis for e in entries) > 1:
+        raise ShapeError(f"x[...]: an index of {used} dims and {sum(e is Ellipsis for e in entries)} times \"...\" for an array "
+                         f"of shape {x.shape}; expected {x.ndim} at most, and one")
+    first: list[Any] = []
+    chosen: list[Any] = []
+    for e in entries:
+        if is_array(e):
+            first += [slice(None)] * (e.ndim if _is_mask(e) else 1)
+            chosen.append(e)
+        elif e is Ellipsis:
+            first += [slice(None)] * (x.ndim - used)
+            chosen += [slice(None)] * (x.ndim - used)
+        else:
+            first.append(None if isinstance(e, bool) else e)
+            if isinstance(e, bool):               # a new dim, of size 1 or 0
+                chosen.append(x.xp.zeros(int(e), "int64"))
+            elif e is None or isinstance(e, slice):
+                chosen.append(slice(None))
+    return tuple(first), tuple(chosen)
+
+
+def _entry(x: Tensor, e: Any) -> Any:
+    """One entry of an index: a number, a truth, a slice, None, Ellipsis, or an array of integers or booleans with dims."""
+    if isinstance(e, Tensor):
+        e = e.array
+    elif isinstance(e, list | tuple | range):
+        try:
+            e = x.xp.asarray([raw(part) for part in e] if len(e) else x.xp.zeros(0, "int64"))
+        except (TypeError, ValueError) as error:
+            raise ShapeError(f"x[...]: an index is {str(e)[:40]} ({error}), expected integers or booleans") from None
+    if is_array(e) or isinstance(e, np.generic):
+        if e.dtype.kind not in "iub":
+            raise ShapeError(f"x[...]: an index is {e.dtype}, expected integers or booleans; convert it first")
+        if e.ndim == 0:
+            return e.item()
+        return x.xp.asarray(e)
+    return e
+
+
+def _is_mask(e: Any) -> bool:
+    return is_array(e) and e.dtype.kind == "b"
 
 
 def take(x: Any, index: Any, dim: int = 0) -> Tensor:

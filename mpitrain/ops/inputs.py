@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.autograd.function import of_list
 from mpitrain.backend import Array, is_array
 from mpitrain.errors import ConfigError, MpitrainError, ShapeError
 
@@ -20,7 +21,7 @@ Dims = int | Sequence[int] | None
 
 def as_tensor(x: Any) -> Tensor:
     """`x`, or a tensor of it: numbers and lists become float32, arrays keep their dtype."""
-    return x if isinstance(x, Tensor) else Tensor(x)
+    return x if isinstance(x, Tensor) else Tensor(of_list(x) if isinstance(x, list | tuple) else x)
 
 
 def raw(x: Any) -> Any:
@@ -71,6 +72,14 @@ def float_tensor(name: str, x: Any) -> Tensor:
     """`x` as a tensor that has fractions; see `floating`."""
     x = as_tensor(x)
     return x if x.dtype.kind == "f" else Tensor(floating(name, x.array))
+
+
+def only_floats(name: str, x: Any) -> Array:
+    """The array of x. ShapeError where it is neither float32 nor float64: PyTorch has no such function of integers."""
+    array = as_array(raw(x))
+    if array.dtype.char not in "fd":
+        raise ShapeError(f"{name}: the input is {array.dtype}, expected float32 or float64; convert it first")
+    return array
 
 
 def integers(name: str, x: Array, what: str = "index") -> Array:

@@ -6,20 +6,22 @@ LAPACK computes, through NumPy; a singular matrix where none may be is a ShapeEr
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.ops.diagonals import tril, triu
+from mpitrain.ops.diagonals import diagonal, tril, triu
 from mpitrain.ops.inputs import as_tensor
 from mpitrain.ops.linalg import matmul
 from mpitrain.ops.products import _square
+from mpitrain.ops.reduce import sum as total
 from mpitrain.ops.results import SignAndLog
 from mpitrain.ops.shape import expand_dims, reshape, squeeze, swapaxes
 
-__all__ = ["cholesky", "cholesky_inverse", "cholesky_solve", "det", "inv", "logdet", "matrix_power", "slogdet", "solve",
-           "solve_triangular", "tensorinv", "tensorsolve"]
+__all__ = ["cholesky", "cholesky_inverse", "cholesky_solve", "det", "inv", "logdet", "matrix_exp", "matrix_power", "slogdet",
+           "solve", "solve_triangular", "tensorinv", "tensorsolve"]
 
 
 def _floats(name: str, *arrays: Any) -> list[Tensor]:
@@ -93,6 +95,24 @@ def matrix_power(x: Any, n: int) -> Tensor:
     return x if n == 1 else matmul(matmul(half, half), x) if n % 2 else matmul(half, half)
 
 
+TERMS = 18                                        # of the series at a norm of 1: the next one is below float64's last digit
+
+
+def matrix_exp(x: Any) -> Tensor:
+    """1 + x + x x / 2 + ... of matrices (..., n, n): the series of x / 2^k, whose norm is at most 1, squared k times."""
+    x = _square("matrix_exp", _floats("matrix_exp", x)[0])
+    norm = float(abs(x.array).sum(-2).max()) if x.size else 0.0
+    halvings = max(0, math.ceil(math.log2(norm))) if 1 < norm < math.inf else 0
+    part = x * 2.0 ** -halvings
+    one = Tensor(x.xp.eye(x.shape[-1], dtype=x.dtype))
+    made = one + part * (1 / TERMS)
+    for k in range(TERMS - 1, 0, -1):
+        made = one + matmul(part, made) * (1 / k)
+    for _ in range(halvings):
+        made = matmul(made, made)
+    return made
+
+
 class Inverse(Function):
     complex_inputs = "analytic"
 
@@ -109,7 +129,7 @@ class Inverse(Function):
 
 
 def det(a: Any) -> Tensor:
-    """The determinant. Its gradient is that of singular matrices too, its second one of invertible ones alone."""
+    """The determinant. Its first two derivatives are those of singular matrices too, higher ones of invertible ones alone."""
     return Determinant.apply(_square("det", *_floats("det", a)))
 
 
@@ -118,17 +138,74 @@ class Determinant(Function):
 
     @staticmethod
     def forward(ctx: Context, a: Array) -> Array:
-        result = ctx.xp.asarray(ctx.xp.linalg.det(a))
-        ctx.save(a, result)
-        return result
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> Array:
-        return grad[..., None, None] * _cofactors(ctx.xp, ctx.saved[0])
+        ctx.save(a)
+        return ctx.xp.asarray(ctx.xp.linalg.det(a))
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> Tensor:
-        return _each(grad * ctx.output(0)) * _turned(inv(ctx.input(0)))
+        return _each(grad) * Cofactors.apply(ctx.input(0))
+
+
+class Cofactors(Function):
+    """The slopes of the determinant. With a = U S V': det(U) det(V') U diag(the products of the others' singular values) V'."""
+
+    complex_inputs = "analytic"
+
+    @staticmethod
+    def forward(ctx: Context, a: Array) -> Array:
+        ctx.save(a)
+        if not a.size:
+            return a.copy()
+        xp = ctx.xp
+        u, s, v = xp.linalg.svd(a)
+        others = _others(xp, s).prod(axis=-1)
+        return _sign(xp, u, v) * xp.matmul(u.conj() * others[..., None, :], v.conj())
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Tensor:
+        return CofactorSlopes.apply(ctx.input(0), grad)
+
+
+class CofactorSlopes(Function):
+    """The second derivative of the determinant in the direction g. With a = U S V' and m = U' g V it is that of S:
+    diag(p diag(m)) - p m^T, where p has the products of the singular values but two."""
+
+    complex_inputs = "analytic"
+
+    @staticmethod
+    def forward(ctx: Context, a: Array, g: Array) -> Array:
+        ctx.save(a, g)
+        if not a.size:
+            return a.copy()
+        xp, eye = ctx.xp, ctx.xp.eye(a.shape[-1], dtype=a.dtype)
+        u, s, v = xp.linalg.svd(a)
+        m = xp.matmul(xp.matmul(u.conj().swapaxes(-1, -2), g), v.conj().swapaxes(-1, -2))
+        others = _others(xp, s)
+        below = xp.cumprod(others, axis=-1)[..., :-1]
+        above = xp.cumprod(others[..., ::-1], axis=-1)[..., -2::-1]
+        one = xp.ones_like(others[..., :1])
+        p = xp.concatenate([one, below], axis=-1) * xp.concatenate([above, one], axis=-1) * (1 - eye.real)
+        along = xp.matmul(p, xp.diagonal(m, axis1=-2, axis2=-1)[..., None].copy())
+        return _sign(xp, u, v) * xp.matmul(xp.matmul(u.conj(), eye * along - p * m.swapaxes(-1, -2)), v.conj())
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
+        a, g = ctx.input(0), ctx.input(1)
+        return _third(a, g, grad) if ctx.needs[0] else None, CofactorSlopes.apply(a, grad) if ctx.needs[1] else None
+
+
+def _third(a: Tensor, g: Tensor, h: Tensor) -> Tensor:
+    """The third derivative of det(a) in the directions g and h, by the inverse."""
+    try:
+        x = inv(a)
+    except ShapeError:
+        raise ShapeError("det: a matrix is singular, and derivatives above the second want invertible ones; add a small multiple "
+                         "of the identity") from None
+    xg, xh = matmul(x, g), matmul(x, h)
+    both = matmul(xg, xh)
+    of_g, of_h, of_both = (total(diagonal(m, 0, -2, -1), -1) for m in (xg, xh, both))
+    made = _each(of_g * of_h - of_both) * x - _each(of_g) * matmul(xh, x) - _each(of_h) * matmul(xg, x)
+    return _each(det(a)) * _turned(made + matmul(both + matmul(xh, xg), x))
 
 
 def _each(x: Tensor) -> Tensor:
@@ -136,13 +213,13 @@ def _each(x: Tensor) -> Tensor:
     return expand_dims(expand_dims(x, -1), -1)
 
 
-def _cofactors(xp: Any, a: Array) -> Array:
-    """With a = U S V': det(U) det(V) U diag(the products of the others' singular values) V', conjugated as backward wants it."""
-    u, s, v = xp.linalg.svd(a)
-    n = a.shape[-1]
-    others = xp.where(xp.eye(n, dtype=bool), xp.ones((), s.dtype), s[..., None, :]).prod(axis=-1)
-    sign = xp.asarray(xp.linalg.det(u) * xp.linalg.det(v))
-    return sign[..., None, None] * xp.matmul(u.conj() * others[..., None, :], v.conj()) if n else a
+def _others(xp: Any, s: Array) -> Array:
+    """(..., n, n) of s (..., n): row i has a one in place of number i."""
+    return xp.where(xp.eye(s.shape[-1], dtype=bool), xp.ones((), s.dtype), s[..., None, :])
+
+
+def _sign(xp: Any, u: Array, v: Array) -> Array:
+    return xp.asarray(xp.linalg.det(u) * xp.linalg.det(v))[..., None, None]
 
 
 def slogdet(a: Any) -> SignAndLog:

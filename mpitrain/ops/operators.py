@@ -8,8 +8,8 @@ from typing import Any
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import is_array
-from mpitrain.errors import GraphError, ShapeError
-from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape
+from mpitrain.errors import ArgumentError, GraphError, ShapeError
+from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape, writing
 from mpitrain.ops.activation import tanh
 from mpitrain.ops.inputs import door
 
@@ -27,6 +27,21 @@ def _later(name: str) -> Callable[..., Any]:
     return method
 
 
+def _of_array(self: Tensor, ufunc: Any, method: str, *inputs: Any, out: tuple[Any, ...] = (), **named: Any) -> Tensor:
+    """What array + tensor is: the operation on tensors, also for ``array += tensor``. Other functions of NumPy are refused."""
+    name = ufunc.__name__
+    if method == "__call__" and name in OF_ARRAYS.split() and not named and (not out or out[0] is inputs[0]):
+        op: Callable[..., Tensor] = getattr(sys.modules[__package__], name)
+        return op(*inputs)
+    ops: Any = sys.modules[__package__]
+    ours = f"ops.{name}(x), which has a gradient, or " if method == "__call__" and name in dir(ops) else ""
+    raise ArgumentError(f"np.{name} of a tensor: write {ours}np.{name}(x.numpy())")
+
+
+OF_ARRAYS = """
+    add subtract multiply divide floor_divide remainder power matmul bitwise_and bitwise_or bitwise_xor less less_equal
+    greater greater_equal equal not_equal"""
+
 METHODS: dict[str, Any] = {
     "__add__": elementwise.add, "__radd__": _swapped(elementwise.add),
     "__sub__": elementwise.subtract, "__rsub__": _swapped(elementwise.subtract),
@@ -42,47 +57,53 @@ METHODS: dict[str, Any] = {
     "__matmul__": linalg.matmul, "__rmatmul__": _swapped(linalg.matmul),
     "__lt__": comparison.less, "__le__": comparison.less_equal,
     "__gt__": comparison.greater, "__ge__": comparison.greater_equal,
-    "__getitem__": index.getitem,
+    "__getitem__": index.getitem, "__setitem__": writing.setitem, "copy_": writing.copy_,
     "__iter__": lambda self: (index.getitem(self, i) for i in range(len(self))),
     "sum": door(reduce.sum), "mean": door(reduce.mean), "reshape": door(shape.reshape), "transpose": door(shape.transpose),
     "exp": door(elementwise.exp), "log": door(elementwise.log), "sqrt": door(elementwise.sqrt), "tanh": door(tanh),
     "T": property(lambda self: shape.transpose(self)),
-    "__array_ufunc__": None,                      # so that array + tensor asks the tensor, not each of its elements
+    "__array_ufunc__": _of_array,
+    "__divmod__": lambda self, other: (self // other, self % other),
+    "__rdivmod__": lambda self, other: (other // self, other % self),
+    "__round__": lambda self, decimals=None: _later("round")(self, decimals or 0),
 }
 
 # Methods by the name of the op they are; the ops of files that are read later, among them.
 LATER = """
-    acos acosh add addcdiv addcmul adjoint all allclose aminmax any argmax argmin argsort argwhere asin asinh astype
-    atan atan2 atanh bincount bitwise_and bitwise_not bitwise_or bitwise_xor broadcast_to bucketize ceil chunk clamp clip
-    clone contiguous copysign cos cosh count_nonzero cummax cummin cumprod cumsum deg2rad diag diag_embed diagflat diagonal
-    diagonal_scatter diff digamma divide equal erf erfc erfinv exp2 expand expand_as expand_dims expm1 flatten flip fliplr
-    flipud floor floor_divide fmax fmin fmod frac gather greater greater_equal heaviside hypot index_add index_copy index_fill
-    index_put index_reduce index_select isclose isfinite isin isinf isnan kthvalue ldexp lerp less less_equal lgamma log10
-    log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logical_and logical_not logical_or logical_xor logit logsumexp
-    masked_fill masked_scatter masked_select matmul maximum median minimum movedim msort multiply nan_to_num nanmean nanmedian
-    nanquantile nansum narrow negative new_full new_ones new_zeros nonzero norm not_equal permute positive power prod quantile
-    rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape_as roll rot90 round rsqrt scatter scatter_add
-    scatter_reduce select select_scatter sgn sigmoid sign sin sinc sinh slice_scatter softmax sort split square squeeze std
-    subtract sum_to_size swapaxes t take_along_dim tan tensor_split tile topk trace tril triu trunc unbind unflatten unfold
-    unique unique_consecutive var xlogy"""
+    absolute acos acosh add addbmm addcdiv addcmul addmm addmv addr adjoint all allclose aminmax angle any argmax argmin
+    argsort argwhere asin asinh astype atan atan2 atanh baddbmm bincount bitwise_and bitwise_left_shift bitwise_not
+    bitwise_or bitwise_right_shift bitwise_xor broadcast_to bucketize ceil cholesky cholesky_inverse cholesky_solve
+    chunk clamp clip clone conj contiguous copysign corrcoef cos cosh count_nonzero cov cross cummax cummin cumprod
+    cumsum deg2rad det diag diag_embed diagflat diagonal diagonal_scatter diff digamma divide dot dsplit equal erf erfc
+    erfinv exp2 expand expand_as expand_dims expm1 flatten flip fliplr flipud floor floor_divide fmax fmin fmod frac
+    gather gcd greater greater_equal hardshrink heaviside hsplit hypot index_add index_copy index_fill index_put
+    index_reduce index_select inner is_complex isclose isfinite isin isinf isnan isneginf isposinf isreal kron kthvalue
+    lcm ldexp lerp less less_equal lgamma log10 log1p log2 log_softmax logaddexp logaddexp2 logcumsumexp logdet
+    logical_and logical_not logical_or logical_xor logit logsumexp masked_fill masked_scatter masked_select matmul
+    matrix_exp matrix_power maximum median minimum movedim msort multiply mvlgamma nan_to_num nanmean nanmedian
+    nanquantile nansum narrow negative new_full new_ones new_zeros nonzero norm not_equal outer permute positive power
+    prelu prod qr quantile rad2deg ravel reciprocal relu remainder repeat repeat_interleave reshape_as roll rot90 round
+    rsqrt scatter scatter_add scatter_reduce select select_scatter sgn sigmoid sign signbit sin sinc sinh slice_scatter
+    slogdet softmax sort split square squeeze std subtract sum_to_size swapaxes t take_along_dim tan tensor_split tile
+    topk trace tril triu trunc unbind unflatten unfold unique unique_consecutive var vdot vsplit xlogy"""
 
 # What PyTorch calls an op that has another name here; both names are of one function.
 PYTORCH_NAMES = {
     "abs": "absolute", "amax": "max", "amin": "min", "arccos": "acos", "arccosh": "acosh", "arcsin": "asin", "arcsinh": "asinh",
     "arctan": "atan", "arctan2": "atan2", "arctanh": "atanh", "bmm": "matmul", "cat": "concatenate", "concat": "concatenate",
     "div": "divide", "eq": "equal", "ge": "greater_equal", "gt": "greater", "le": "less_equal", "lt": "less", "mm": "matmul",
-    "moveaxis": "movedim", "mul": "multiply", "mv": "matmul", "ne": "not_equal", "neg": "negative",
-    "pow": "power", "sub": "subtract", "swapdims": "swapaxes", "to": "astype", "trapz": "trapezoid", "true_divide": "divide",
-    "unsqueeze": "expand_dims", "view": "reshape", "view_as": "reshape_as",
+    "fix": "trunc", "inverse": "inv", "moveaxis": "movedim", "mul": "multiply", "mv": "matmul", "ne": "not_equal",
+    "neg": "negative", "pow": "power", "sub": "subtract", "swapdims": "swapaxes", "to": "astype",
+    "trapz": "trapezoid", "true_divide": "divide", "unsqueeze": "expand_dims", "view": "reshape", "view_as": "reshape_as",
 }
 
 # Methods that make a tensor of another dtype, by PyTorch's names.
-CASTS = {"bool": "bool", "byte": "uint8", "double": "float64", "float": "float32", "int": "int32", "long": "int64",
-         "short": "int16"}
+CASTS = {"bool": "bool", "byte": "uint8", "cdouble": "complex128", "cfloat": "complex64", "char": "int8", "double": "float64",
+         "float": "float32", "int": "int32", "long": "int64", "short": "int16"}
 
 # What changes a tensor in place in PyTorch, each method with an underscore among it: a backward would need the old values.
-IN_PLACE = {*LATER.split(), *PYTORCH_NAMES, "exp", "log", "sqrt", "tanh", "transpose"}
-FILLS = "bernoulli exponential fill normal random uniform zero"
+IN_PLACE = {*LATER.split(), *PYTORCH_NAMES, "exp", "log", "polygamma", "sqrt", "tanh", "transpose"}
+FILLS = "bernoulli cauchy exponential fill geometric log_normal normal random uniform zero"
 
 
 def _refused(name: str) -> Callable[..., Any]:
@@ -116,10 +137,10 @@ def _extremum(name: str, pairwise: Callable[[Any, Any], Tensor]) -> Callable[...
 
 def unknown(self: Tensor, name: str) -> Any:
     """Called where a tensor has no such attribute: says what PyTorch's is here."""
-    from mpitrain.ops.pytorch import TENSOR, UnknownName  # few names are wrong
+    from mpitrain.ops.pytorch import OPS, TENSOR, UnknownName  # few names are wrong
     if hasattr(type(self), name):
         return object.__getattribute__(self, name)         # a property whose own lines failed: its error
-    raise UnknownName("a tensor", name, TENSOR)
+    raise UnknownName("a tensor", name, {**OPS, **TENSOR})
 
 
 def _format(self: Tensor, spec: str) -> str:
@@ -145,6 +166,10 @@ METHODS |= {
     "__getattr__": unknown, "__format__": _format, "requires_grad_": _requires_grad,
     "__eq__": _equals(comparison.equal, False), "__ne__": _equals(comparison.not_equal, True), "__hash__": object.__hash__,
     "max": _extremum("max", choice.maximum), "min": _extremum("min", choice.minimum),
+    "where": lambda self, condition, other: choice.where(condition, self, other),
+    "polygamma": lambda self, n: _later("polygamma")(n, self),
+    "real": property(_later("real")), "imag": property(_later("imag")), "mH": property(_later("adjoint")),
+    "__pos__": _later("positive"), "__round__": _later("round"),
     "mT": property(lambda self: shape.swapaxes(self, -1, -2)), "dim": lambda self: self.ndim, "numel": lambda self: self.size,
     "tolist": lambda self: self.numpy().tolist(), "type_as": lambda self, other: _later("astype")(self, other.dtype),
     **{name: (lambda self, dtype=dtype: _later("astype")(self, dtype)) for name, dtype in CASTS.items()},

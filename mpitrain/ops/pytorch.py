@@ -36,7 +36,13 @@ ARGUMENTS = {
     "training": "the model's train() and eval() decide; layers such as nn.Dropout ask them",
     "unbiased": "unbiased=False is correction=0",
 }
+FAN = 'PyTorch\'s mode="fan_out" is fan="out", and its a is the slope of a leaky ReLU: 0 for nonlinearity="relu"'
 OPERATIONS = {
+    **each("kaiming_normal kaiming_uniform", FAN),
+    "truncated_normal": "PyTorch's a and b are low and high, and std comes before mean",
+    "normal": "std comes before mean",
+    "uniform": "numbers lie in [-bound, bound); PyTorch's a=0, b=1 is nowhere an initial value",
+    "calculate_gain": "PyTorch's param is the slope",
     "Parameter": "nn.Parameter(shape, init) describes it, for instance with nn.init.zeros; model.initialize() gives the values, "
                  "and model.load_state_dict() those of an array",
     "Buffer": "nn.Buffer(shape, init) describes it; model.initialize() gives the values",
@@ -48,9 +54,35 @@ OPERATIONS = {
     "unfold": "this is Tensor.unfold (windows along a dim); nn.functional.unfold (patches as columns) is ops.im2col",
     "var": "keepdim and correction are given by name",
 }
+OWN = "the array is x.array, and a Function of your own has a derivative: docs/extending.md"
+HERE = "operations do not change tensors in place: "
 OPS = {
+    **each("istft stft", "ops.rfft of the windows x.unfold(-1, length, hop) * window"),
+    **each("eig eigvals", "ops.eigh is of symmetric matrices"),
+    **each("lstsq", "ops.pinv(a) @ b"),
+    **each("clamp_max clamp_min", "x.clamp(min=...), x.clamp(max=...)"),
+    **each("dist", "ops.norm(x - y, p), and ops.cdist of all pairs"),
+    "pinverse": "ops.pinv(x, rtol=...)",
+    "float_power": 'x.to("float64") ** y',
+    "mode": "ops.unique(x, return_counts=True)",
+    "renorm": "x * (limit / ops.norm(x, dim=1, keepdim=True)).clamp(max=1)",
+    "take_along": "ops.take_along_dim(x, index, dim)",
     **each("bernoulli multinomial normal poisson rand rand_like randint randint_like randn randn_like randperm", DRAWN),
+    "as_strided": "x.unfold(dim, size, step) has windows along a dim, ops.im2col patches of images",
+    **each("bartlett_window blackman_window hamming_window hann_window kaiser_window",
+           "ops.tensor(np.hanning(n + 1)[:-1]) has n numbers; NumPy has bartlett, blackman, hamming and kaiser, too"),
+    **each("bessel_j0 bessel_j1 gammainc gammaincc i0 i0e i1 i1e",
+           "scipy.special.NAME(x.numpy()) has the values, without a gradient"),
+    "eig": "ops.eigh is of symmetric matrices, with a gradient; np.linalg.eig(x.numpy()) of others has none",
+    "eigvals": "ops.eigvalsh is of symmetric matrices, with a gradient; np.linalg.eigvals(x.numpy()) of others has none",
     "embedding_bag": "nn.EmbeddingBag is the layer",
+    "gumbel_softmax": f"ops.softmax((x + noise) / tau, -1), with noise = rng.gumbel(size=x.shape); {DRAWN}",
+    **each("histc histogram", "np.histogram(x.numpy(), bins) counts, which has no gradient; ops.bincount counts integers"),
+    "istft": "ops.irfft of each window, added where they overlap by ops.fold",
+    "lstsq": "ops.matmul(ops.pinv(a), b), or ops.solve of a.T @ a and a.T @ b",
+    **each("lu lu_factor lu_solve", "ops.solve, ops.inv and ops.det use LU; scipy.linalg.lu(x.numpy()) has the factors"),
+    "stft": "ops.rfft(x.unfold(-1, n, hop) * window), a spectrum in each row",
+    "vmap": "operations take batches in leading dims (ops.matmul, ops.solve); ops.stack([f(x) for x in rows]) is for any f",
     "empty": "ops.zeros",
     "empty_like": "ops.zeros_like",
     "from_numpy": "Tensor(array), which shares the memory",
@@ -65,7 +97,32 @@ OPS = {
 TENSOR = {
     **each("cpu cuda device get_device is_cuda is_cpu pin_memory",
            f"{DEVICE}; x.numpy() has the values on the host"),
-    **each("bfloat16 half", HALF),
+    **each("bfloat16 half chalf", HALF),
+    **each("is_sparse sparse_dim to_dense to_sparse", "all arrays are dense"),
+    **each("data_ptr storage untyped_storage", "x.array is the memory"),
+    **each("clamp_max_ clamp_min_", f"{HERE}x = x.clamp(min=...), x = x.clamp(max=...)"),
+    **each("resize resize_as resize_ resize_as_", f"{HERE}x.reshape, or ops.pad for another size"),
+    **each("apply_ map_ map2_", f"{HERE}{OWN}"),
+    **each("as_strided as_strided_", "x.unfold, x.diagonal, x.expand and x[...] are views"),
+    **each("sparse_resize_ sparse_resize_and_clear_ resize_as_sparse_", "all arrays are dense"),
+    "H": "x.mH",
+    "conj_physical_": f"{HERE}x = x.conj()",
+    "detach_": f"{HERE}x = x.detach()",
+    "element_size": "x.array.itemsize",
+    "fill_diagonal_": f"{HERE}x = x.diagonal_scatter(values)",
+    "float_power_": f'{HERE}x = x.to("float64") ** y',
+    "is_contiguous": "x.array.flags.c_contiguous",
+    "is_nonzero": "bool(x)",
+    "is_same_size": "x.shape == y.shape",
+    "itemsize": "x.array.itemsize",
+    "nbytes": "x.array.nbytes",
+    "put_": f"{HERE}x = x.index_put(indices, values)",
+    "renorm_": f"{HERE}x = x * (limit / x.norm(dim=1, keepdim=True)).clamp(max=1)",
+    "set_": f"{HERE}x = Tensor(array)",
+    "share_memory_": "ranks exchange arrays in memory that they share by themselves",
+    **each("split_with_sizes unsafe_split unsafe_split_with_sizes", "x.split(sizes)"),
+    "svd": "ops.svd(x), which is torch.linalg.svd: V comes transposed, and u and v' are square by default",
+    **each("i0_ igamma_ igammac_ nextafter_", f"not here; {OWN}"),
     **each("indices values", "extrema along a dim with places are x.max(dim), x.min(dim), ops.max_with_index(x, dim)"),
     "grad_fn": "x.node",
     "is_floating_point": 'x.dtype.kind == "f"',
@@ -78,7 +135,6 @@ TENSOR = {
     "retain_grad": "gradients of results are given by autograd.grad(loss, [x])",
     "stride": "x.array.strides, in bytes",
     "type": "x.dtype, and x.to(dtype)",
-    "where": "ops.where(condition, x, y)",
 }
 MODULE = {
     **each("cpu cuda to to_empty", 'model.initialize(seed, dtype="float32", device=...) gives a model its memory'),
@@ -96,11 +152,16 @@ MODULE = {
     "register_parameter": "self.name = nn.Parameter(shape, nn.init.zeros)",
 }
 NN = {
+    "AdaptiveLogSoftmaxWithLoss": "nn.CrossEntropyLoss of a linear layer; there is no softmax by clusters",
+    "CrossMapLRN2d": "nn.LocalResponseNorm",
     "DataParallel": "mpirun -n N starts the ranks: docs/running.md",
     "MultiheadAttention": "nn.MultiHeadAttention",
     "functional": "its functions are mpitrain.ops: from mpitrain import ops as F",
     "utils": "gradients are clipped by optimizer.clip_norm, and weights reparametrised by nn.weight_norm",
 }
+
+
+OPTIM = {"SparseAdam": "gradients are dense: optim.Adam"}
 
 
 class UnknownName(AttributeError):
@@ -115,7 +176,9 @@ class UnknownName(AttributeError):
 
     def __str__(self) -> str:
         what, name = self.args
-        hint = f"; in place of PyTorch's {name}: {self.words[name]}" if name in self.words else hint_of_op(name)
+        hint = hint_of_op(name)
+        if name in self.words:
+            hint = f"; in place of PyTorch's {name}: {self.words[name].replace('NAME', name)}"
         near = "" if hint else nearest(name, [one for one in self.known() if not one.startswith("_")])
         return f"{what} has no attribute {name!r}{hint}{near if '?' in near else ''}"
 

@@ -13,7 +13,7 @@ from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels.random import random_words
 from mpitrain.ops.choice import minimum, where
 from mpitrain.ops.elementwise import exp
-from mpitrain.ops.inputs import check_number
+from mpitrain.ops.inputs import check_number, fitting, only_floats
 from mpitrain.ops.shape import reshape
 
 __all__ = ["celu", "elu", "hardshrink", "hardsigmoid", "hardswish", "hardtanh", "prelu", "relu6", "rrelu", "selu", "softshrink",
@@ -42,14 +42,17 @@ class Elu(Function):
 
 
 class Hardtanh(Function):
-    """x between two bounds."""
+    """x between two bounds; integers stay integers."""
 
     floats = 4
+    integers = "iu"
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, low: float, high: float) -> Array:
         ctx.save(x)
         ctx.low, ctx.high = low, high
+        if x.dtype.kind != "f":
+            low, high = fitting("hardtanh", low, x.dtype), fitting("hardtanh", high, x.dtype)
         return ctx.xp.clip(x, low, high)
 
     @staticmethod
@@ -110,14 +113,17 @@ class Shrink(Function):
 
 
 class Threshold(Function):
-    """x above a bound, one value up to it."""
+    """x above a bound, one value up to it; integers stay integers."""
 
     floats = 4
+    integers = "iu"
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, bound: float, value: float) -> Array:
         ctx.save(x)
         ctx.bound = bound
+        if x.dtype.kind != "f":
+            bound, value = fitting("threshold", bound, x.dtype), fitting("threshold", value, x.dtype)
         return ctx.xp.where(x <= bound, x.dtype.type(value), x)
 
     @staticmethod
@@ -189,12 +195,13 @@ def prelu(x: Any, weight: Any) -> Tensor:
 
     ShapeError where weight is neither.
     """
+    array = only_floats("prelu", x)
     shape, count = tuple(x.shape), prod(weight.shape)
     if len(weight.shape) > 1 or count != 1 and (len(shape) < 2 or shape[1] != count):
         raise ShapeError(f"prelu: the weight has shape {tuple(weight.shape)}, the input {shape}; expected one weight, or one for "
                          "each channel in dim 1")
     slope = reshape(weight, () if not shape else (count, *(1 for _ in shape[2:])) if count > 1 else (1,) * len(shape))
-    return where((x.array if isinstance(x, Tensor) else x) > 0, x, slope * x)
+    return where(array > 0, x, slope * x)
 
 
 def rrelu(x: Any, layer: str, lower: float = 1 / 8, upper: float = 1 / 3) -> Tensor:
@@ -209,7 +216,7 @@ def rrelu(x: Any, layer: str, lower: float = 1 / 8, upper: float = 1 / 3) -> Ten
         raise ConfigError(f"rrelu: lower is {lower} and upper {upper}, expected lower <= upper; swap them")
     if not len(x.shape):
         raise ShapeError("rrelu: the input has no dims, expected (B, ...)")
-    array = x.array if isinstance(x, Tensor) else x
+    array = only_floats("rrelu", x)
     xp = x.xp if isinstance(x, Tensor) else Tensor(x).xp
     rows = current().rows(len(array), xp)
     words = random_words(rows, current().key(layer), array.size // max(len(array), 1))

@@ -9,6 +9,7 @@ from typing import Any
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
+from mpitrain.ops.inputs import as_tensor
 
 __all__ = ["broadcast_to", "concatenate", "expand_dims", "pad", "reshape", "split", "squeeze", "stack", "swapaxes", "transpose"]
 
@@ -194,13 +195,23 @@ def expand_dims(x: Any, dim: int) -> Tensor:
 
 
 def concatenate(tensors: Sequence[Any], dim: int = 0) -> Tensor:
+    if not isinstance(tensors, list | tuple):
+        raise _no_list("concatenate", tensors)
     if not tensors:
         raise ShapeError("concatenate needs at least one tensor")
     return Concatenate.apply(*tensors, dim=dim)
 
 
+def _no_list(name: str, tensors: Any) -> ShapeError:
+    found = f"one of shape {tuple(tensors.shape)}" if hasattr(tensors, "shape") else type(tensors).__name__
+    return ShapeError(f"{name}: expected a list of tensors, found {found}; write ops.{name}([x, y])")
+
+
 def stack(tensors: Sequence[Any], dim: int = 0) -> Tensor:
     """Tensors of one shape along a new dim `dim`."""
+    if not isinstance(tensors, list | tuple):
+        raise _no_list("stack", tensors)
+    tensors = [x if hasattr(x, "shape") else as_tensor(x) for x in tensors]
     if len({tuple(x.shape) for x in tensors}) > 1:
         raise ShapeError(f"stack: shapes {', '.join(str(tuple(x.shape)) for x in tensors)} differ")
     return concatenate([expand_dims(x, dim) for x in tensors], dim)

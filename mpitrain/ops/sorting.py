@@ -8,6 +8,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
+from mpitrain.ops.choice import places
 from mpitrain.ops.inputs import as_array, as_tensor, dim_of, integers
 from mpitrain.ops.results import Places
 from mpitrain.ops.scattering import gather, places_of
@@ -228,10 +229,10 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0) -> Tensor:
 def nonzero(x: Any, *, as_tuple: bool = False) -> Any:
     """int64 (N, ndim): the places of all elements that are not 0, in order; with `as_tuple` one tensor for each dim."""
     x = as_tensor(x)
-    places = x.xp.nonzero(x.array.reshape(x.shape or (1,)))
+    found = places(x)
     if as_tuple:
-        return tuple(Tensor(p.astype("int64")) for p in places)
-    made = x.xp.stack(places, axis=1).astype("int64")
+        return found
+    made = x.xp.stack([p.array for p in found], axis=1)
     return Tensor(made if x.ndim else made[:, :0])
 
 

@@ -18,4 +18,5 @@ __all__ = ["ASGD", "LAMB", "LBFGS", "LARS", "OPTIMIZERS", "SCHEDULES", "SGD", "A
 def __getattr__(name: str) -> Any:
     if name in _LATER:
         return OPTIMIZERS[name.lower()]
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from mpitrain.ops.pytorch import OPTIM, UnknownName  # few names are wrong
+    raise UnknownName(f"module {__name__!r}", name, OPTIM, lambda: __all__)

@@ -248,6 +248,11 @@ def of_list(kind: Callable[..., Optimizer], entries: Iterable[Any], lr: float | 
         raise ConfigError(f"an optimizer trains the parameters of a model, not a {type(p).__name__}; keep what is trained as an "
                           "nn.Parameter of a Module")
     homes = {id(p.home): p.home for table in tables for p in table.get("params", ()) if not isinstance(p, str)}
+    if not homes:
+        found = ", ".join(repr(table["params"]) for table in tables if table["params"])
+        raise ConfigError(f"the groups of an optimizer have {f'patterns alone ({found})' if found else 'no parameters'}, which "
+                          "name no model; give at least one group its parameters: [p for name, p in model.named_parameters() "
+                          "if ...]")
     storages = [home() for home in homes.values() if home is not None]
     if len({id(s) for s in storages}) != 1 or storages[0] is None:
         raise GraphError("an optimizer of a list of parameters needs parameters of one model with memory; call initialize() on "

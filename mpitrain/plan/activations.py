@@ -23,7 +23,7 @@ import numpy as np
 from mpitrain.autograd import Deferred, Tensor, run_backward
 from mpitrain.backend import CPU, random
 from mpitrain.backend.memory import Pool
-from mpitrain.nn import Module, Sequential, collect_statistics
+from mpitrain.nn import Module, Sequential, collect_statistics, defer_statistics
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.plan.lent import lent_memory
 
@@ -75,6 +75,8 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
     """
     counts = [rows] if rows <= 2 * FEW else [FEW, 2 * FEW]
     found = []
+    for chunk in chunks:
+        defer_statistics(chunk)              # as in a run
     with lent_memory(chunks, precision), nothing_else_is_freed():
         for n in counts:
             given, target = np.repeat(x, n, axis=0), np.repeat(y, n, axis=0)

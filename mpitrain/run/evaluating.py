@@ -68,8 +68,8 @@ def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
     with guard.symmetric():
         used = put_to_use(config, session, found)
         loss = used.context.loss(make_loss(config, session.inputs.tokens))
-        tried = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
-        read, n_chunks = session.inputs.chunks(tried.n_classes)
+        n_classes, ignore, _ = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
+        read, n_chunks = session.inputs.chunks(n_classes, ignore, used.policy.layout.dtype)
         if not n_chunks:
             raise UsageError("this run has no validation data; give some: data.validation=PATH")
     metrics = Evaluator(used.inference, loss, read, n_chunks, used.context, cuts_parameters=used.policy.cuts_parameters,

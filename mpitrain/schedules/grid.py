@@ -94,7 +94,7 @@ def fit(n: int, **lengths: int) -> dict[str, int]:
     if found["dp"] == 0:
         if n % others:
             cut = [f"mesh.{axis}" for axis in AXES if axis != "dp" and (axis in ALWAYS_NAMED or found[axis] > 1)]
-            raise MeshError(f"mesh {describe(found)} needs a multiple of {others} ranks, found {n}; "
+            raise MeshError(f"mesh {describe(found, 'dp')} needs a multiple of {others} ranks, found {n}; "
                             f"run with -n {n - n % others + others}, or change {' or '.join(cut)}")
         found["dp"] = n // others
     if found["dp"] * others != n:
@@ -104,6 +104,6 @@ def fit(n: int, **lengths: int) -> dict[str, int]:
     return found
 
 
-def describe(lengths: Mapping[str, int]) -> str:
-    """``pp=2 x dp=2 x tp=1``: axes that are seldom used only where they have more than one place."""
-    return " x ".join(f"{axis}={n}" for axis, n in lengths.items() if axis in ALWAYS_NAMED or n > 1)
+def describe(lengths: Mapping[str, int], but: str = "") -> str:
+    """``pp=2 x dp=2 x tp=1``: axes that are seldom used only where they have more than one place, and `but` nowhere."""
+    return " x ".join(f"{axis}={n}" for axis, n in lengths.items() if (axis in ALWAYS_NAMED or n > 1) and axis != but)

@@ -15,7 +15,7 @@ import numpy as np
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy
-from mpitrain.nn.loss import Loss
+from mpitrain.nn.loss import Loss, terms
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.inference import Inference, given_to
@@ -66,4 +66,4 @@ class Evaluator:
             ignored = getattr(self.loss, "ignore_index", None)
             counts = target == target if ignored is None else target != ignored
             correct, labels = float((right & counts).sum()), float(counts.sum())
-        return loss, float(self.loss.count(self.inference.feed.part(y))), correct, labels
+        return loss, terms(self.loss, self.inference.feed.part(y)), correct, labels

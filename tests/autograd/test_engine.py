@@ -168,8 +168,8 @@ def test_an_output_changed_in_place_after_it_was_saved_is_refused() -> None:
         z.backward()
 
 
-def test_changing_a_recorded_tensor_in_place_is_refused_outside_no_grad() -> None:
-    with pytest.raises(GraphError, match="changing a tensor that requires a gradient in place is not recorded"):
+def test_changing_a_leaf_in_place_is_refused_outside_no_grad() -> None:
+    with pytest.raises(GraphError, match="changing a leaf that requires a gradient in place is not recorded"):
         leaf(1.0).copy_(np.zeros(1))
 
 

@@ -144,3 +144,22 @@ def test_gradcheck_notices_a_wrong_gradient_and_wants_float64() -> None:
         gradcheck(lambda x: Wrong.apply(x), np.array([1.0, 2.0]))
     with pytest.raises(ShapeError, match="gradcheck wants float64 arrays"):
         gradcheck(lambda x: x, np.ones(2, np.float32))
+
+
+@pytest.mark.parametrize("make, words", [
+    (lambda: Tensor(2, 3), r"requires_grad is 3, expected True or False.*ops\.zeros\(2, 3\)"),  # type: ignore[arg-type]
+    (lambda: Tensor(2, 0), "requires_grad is 0"),  # type: ignore[arg-type]
+    (lambda: Tensor(None), "no real number"), (lambda: Tensor([1, None]), "no real number"),
+    (lambda: Tensor("1.5"), "no real number"),
+    (lambda: Tensor(np.array(["a"])), "<U1, which tensors do not have"), (lambda: Tensor(np.array([1, None])), "object"),
+    (lambda: Tensor(np.float16(1)), "float16.*astype"), (lambda: Tensor(np.ones(2, "float16")), "float16.*astype"),
+    (lambda: Tensor([leaf(1.0), leaf(2.0)]), r"whose gradients it would lose; write ops\.stack"),
+    (lambda: Tensor([[1], [2, 3]]), "equal len")])
+def test_what_no_tensor_holds_is_refused_in_one_line(make: Any, words: str) -> None:
+    with pytest.raises(ShapeError, match=words) as told:
+        make()
+    assert "\n" not in str(told.value)
+
+
+def test_a_truth_of_numpy_says_whether_a_gradient_is_required() -> None:
+    assert Tensor(np.ones(1), np.bool_(True)).requires_grad and not Tensor(np.ones(1), np.bool_(False)).requires_grad

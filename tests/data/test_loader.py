@@ -14,6 +14,7 @@ from data_inputs import features
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpitrain import nn
 from mpitrain.data import (
     Dataset,
     Loader,
@@ -23,6 +24,7 @@ from mpitrain.data import (
     augmentations,
     describe,
     scan_labels,
+    scan_targets,
     token_split,
     write_shards,
 )
@@ -173,6 +175,41 @@ def test_a_label_out_of_range_is_found_with_file_and_row(tmp_path: Path, label: 
     for error in (scanned.value, caught.value):
         assert error.row == row % 15 and error.dataset == "/y"
         assert error.file == str(folder / f"shard-{row // 15:05d}.h5")
+
+
+@pytest.mark.parametrize(("loss", "row", "value", "wanted"), [
+    ("binary_cross_entropy", 17, 1.5, "a target is 1.5, and train.loss (BinaryCrossEntropy) wants 0 to 1;"),
+    ("hinge_embedding", 39, 2.0, "wants 1 or -1;"), ("margin_ranking", 0, 0.0, "a target is 0, "),
+    ("poisson_nll", 3, -0.5, "wants 0 or more;"), ("kl", 0, -1.0, "wants 0 or more;")])
+@pytest.mark.promise("C6")
+def test_a_target_out_of_the_loss_s_range_is_found_with_file_and_row(tmp_path: Path, loss: str, row: int, value: float,
+                                                                    wanted: str) -> None:
+    y = np.ones((40, 2), np.float32)
+    folder = write_shards(tmp_path / "good", features(40, 3), y, kind="regression")
+    scan_targets(Dataset(describe(folder)), nn.LOSSES[loss]())
+    y[row, 1] = value
+    folder = write_shards(tmp_path / "out", features(40, 3), y, kind="regression", shard_rows=15)
+    scan_targets(Dataset(describe(folder)), nn.LOSSES["mse"]())
+    with pytest.raises(DataError) as scanned:
+        scan_targets(Dataset(describe(folder)), nn.LOSSES[loss]())
+    assert wanted in str(scanned.value) and (scanned.value.row, scanned.value.dataset) == (row % 15, "/y")
+    assert scanned.value.file == str(folder / f"shard-{row // 15:05d}.h5")
+
+
+@pytest.mark.parametrize(("x", "y", "wanted"), [
+    (features(9, 4), np.arange(9), "rows of float32 4, but the training data (shard-00000.h5) have rows of float32 3;"),
+    (features(9, 3), features(9), "rows of float32 scalar, but"),
+    (features(9, 3).astype("f8"), np.arange(9, dtype="u1"), ""), (features(9, 3).astype("u1"), np.arange(9), "")])
+def test_validation_rows_that_are_not_like_the_training_rows_name_their_file(tmp_path: Path, x: Any, y: Any, wanted: str) -> None:
+    write_shards(tmp_path / "out", features(40, 3), np.arange(40), kind="classification")
+    other = write_shards(tmp_path / "other", x, y, kind="classification" if y.dtype.kind in "iu" else "regression")
+    asked = (str(tmp_path / "out"), "other", tmp_path, "", "")
+    if not wanted:
+        assert inputs.describe_files(*asked)["validation"]["path"] == str(other)
+        return
+    with pytest.raises(DataError) as refused:
+        inputs.describe_files(*asked)
+    assert wanted in str(refused.value) and str(other / "shard-00000.h5") in str(refused.value)
 
 
 def test_scanning_counts_the_classes_and_refuses_negative_labels(dataset: Dataset, plain_file: Write) -> None:

@@ -30,7 +30,6 @@ def train(model, storage, x, labels, optimizer):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        nn.apply_statistics(model, nn.collect_statistics(model))
     return {**model.state_dict(), **state_of(optimizer), "norm": np.array(squared_norm(storage.segments, storage.values))}
 
 

@@ -84,7 +84,6 @@ def losses(case: Case) -> list[float]:
             loss = loss_of(model(Tensor(x[rows])), y[rows])
         found.append(float(loss.array) / y[rows].size)
         run_backward(loss, np.asarray(1 / y[rows].size, case.precision))
-        nn.apply_statistics(model, nn.collect_statistics(model))
         optimizer.step()
     return found
 

@@ -97,7 +97,6 @@ def test_a_model_trains_on_images(name):
         assert all(p.grad is not None for p in model.parameters())
         optimizer.step()
         optimizer.zero_grad()
-        nn.apply_statistics(model, nn.collect_statistics(model))
         losses.append(loss.item())
     assert losses[-1] < losses[0] and math.isfinite(squared_norm(storage.segments, storage.values))
     with no_grad():

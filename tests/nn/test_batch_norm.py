@@ -1,10 +1,10 @@
-"""Batch norm's running statistics: once a step, whatever the micro-batches, ranks and recomputations."""
+"""Batch norm's running statistics: in each forward, or once a step, whatever the micro-batches, ranks and recomputations."""
 
 import numpy as np
 import pytest
 
-from mpitrain import nn, ops
-from mpitrain.autograd import Tensor, recompute
+from mpitrain import nn, ops, optim
+from mpitrain.autograd import Tensor, gradcheck, no_grad, recompute
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn.across import Across
 
@@ -15,10 +15,65 @@ def images(step, n=4):
     return np.random.default_rng(step).standard_normal((n, 3, 5, 5)) * 2 + step
 
 
-def made(layer=None):
+def made(layer=None, *, deferred=True):
     layer = layer or nn.BatchNorm2d(3)
     layer.initialize(dtype="float64")
+    nn.defer_statistics(layer, deferred)
     return layer
+
+
+def test_fifty_steps_of_a_plain_loop_leave_pytorch_s_running_statistics():
+    torch = pytest.importorskip("torch")
+    ours = nn.Sequential(nn.BatchNorm1d(3), nn.spectral_norm(nn.Linear(3, 4)), nn.BatchNorm1d(4, momentum=None))
+    theirs = torch.nn.Sequential(torch.nn.BatchNorm1d(3), torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(3, 4)),
+                                 torch.nn.BatchNorm1d(4, momentum=None)).double()
+    storage = ours.initialize(seed=0, dtype="float64")
+    state = {name: torch.tensor(values.copy()) for name, values in ours.state_dict().items()}
+    spectral = theirs[1].parametrizations
+    with torch.no_grad():
+        spectral.weight.original.copy_(state["1.original"])
+        theirs[1].bias.copy_(state["1.layer.bias"])
+        spectral.weight[0]._u.copy_(state["1.u"])
+        spectral.weight[0]._v.copy_(state["1.v"])
+    mine, other = optim.SGD(storage, lr=0.01), torch.optim.SGD(theirs.parameters(), lr=0.01)
+    for step in range(50):
+        x = np.random.default_rng(step).standard_normal((32, 3)) * 5 + 10
+        for optimizer, y in ((mine, ours(Tensor(x))), (other, theirs(torch.tensor(x)))):
+            loss = ((y - 1) ** 2).sum() / 32
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    for place in (0, 2):
+        for name in ("running_mean", "running_var"):
+            np.testing.assert_allclose(getattr(ours[place], name).array, getattr(theirs[place], name).numpy(), rtol=1e-10)
+    assert ours[0].running_mean.array.min() > 8 and ours[2].num_batches_tracked.array == 50
+    np.testing.assert_allclose(np.abs(ours[1].u.array), np.abs(spectral.weight[0]._u.numpy()), rtol=1e-8)
+    np.testing.assert_allclose(ours.eval()(x).array, theirs.eval()(torch.tensor(x)).detach().numpy(), rtol=1e-8, atol=1e-10)
+
+
+def test_a_plain_forward_leaves_the_bits_of_a_step_of_one_micro_batch():
+    for layer in (nn.BatchNorm2d, lambda c: nn.BatchNorm2d(c, momentum=None), lambda c: nn.spectral_norm(nn.Conv2d(c, 4, 2))):
+        plain, stepped = made(layer(3), deferred=False), made(layer(3))
+        for step in range(3):
+            plain(images(step))
+            stepped(images(step))
+            nn.apply_statistics(stepped, nn.collect_statistics(stepped))
+        for (name, a), (_, b) in zip(plain.named_buffers(), stepped.named_buffers()):
+            np.testing.assert_array_equal(a.array, b.array, err_msg=name)
+
+
+def test_recomputing_and_gradcheck_move_nothing_and_evaluation_neither():
+    layer, alike = made(deferred=False), made(deferred=False)
+    ops.sum(recompute(layer, Tensor(images(1), requires_grad=True))).backward()
+    with no_grad():
+        alike(images(1))                                       # as PyTorch's: the mode counts, not the graph
+    np.testing.assert_array_equal(layer.running_mean.array, alike.running_mean.array)
+    assert (layer.running_mean.array != 0).all()
+    gradcheck(lambda x: layer(x) * images(3), images(2), tolerance=1e-5)
+    layer.eval()(images(2))
+    np.testing.assert_array_equal(layer.running_mean.array, alike.running_mean.array)
+    spectral = made(nn.spectral_norm(nn.Linear(3, 4)), deferred=False)
+    gradcheck(spectral, np.random.default_rng(0).standard_normal((2, 3)))
 
 
 def test_three_training_steps_leave_pytorch_s_running_statistics():
@@ -34,7 +89,7 @@ def test_three_training_steps_leave_pytorch_s_running_statistics():
     np.testing.assert_allclose(y.array, expected.detach().numpy(), **CLOSE)
 
 
-def test_forward_alone_changes_no_buffer():
+def test_a_deferred_forward_alone_changes_no_buffer():
     layer = made()
     layer(images(1))
     assert (layer.running_mean.array == 0).all() and (layer.running_var.array == 1).all()

@@ -45,6 +45,28 @@ def test_constants():
     assert (draw(init.zeros) == 0).all() and (draw(init.ones) == 1).all() and (draw(init.constant(2.5)) == 2.5).all()
 
 
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: init.kaiming_normal(mode="fan_out", nonlinearity="relu"),
+     "kaiming_normal: .*'mode'; its arguments are .slope, fan.; PyTorch's mode=\"fan_out\" is fan=\"out\""),
+    (lambda: init.kaiming_uniform(a=0.2), "kaiming_uniform: .*'a'; .*its a is the slope"),
+    (lambda: init.truncated_normal(std=0.5, a=-1, b=1), "truncated_normal: .*; PyTorch's a and b are low and high"),
+    (lambda: init.uniform(a=0.0, b=1.0), r"uniform: .*; its arguments are \(bound\)"),
+    (lambda: init.constant(), r"constant: missing 1 required positional argument: 'value'; its arguments are \(value\)"),
+    (lambda: init.normal(0.0, 0.02), "normal: std is 0.0 and mean 0.02, expected std > 0, which comes first"),
+    (lambda: init.eye(), "nn.init.eye is an initialiser, no function that makes one; write nn.init.eye without brackets"),
+    (lambda: init.zeros(), "nn.init.zeros is an initialiser"), (lambda: init.ones(dtype="float32"), "nn.init.ones is an init"),
+    (lambda: init.orthogonal(1, 2), "orthogonal: takes .*; its arguments are .gain")])
+def test_calls_in_pytorchs_way_say_what_ours_is(call, message):
+    with pytest.raises(ShapeError, match=message):
+        call()
+
+
+def test_names_with_an_underscore_say_where_first_values_come_from():
+    for name, ours in {"trunc_normal_": "truncated_normal", "kaiming_normal_": "kaiming_normal", "eye_": "eye"}.items():
+        with pytest.raises(AttributeError, match=rf"give nn\.init\.{ours} to one before"):
+            getattr(init, name)
+
+
 def test_any_slice_is_the_same_as_in_the_whole():
     for initialiser in (init.normal(1.0), init.xavier_uniform(), init.ones):
         np.testing.assert_array_equal(initialiser(3, 100, 50, SHAPE, np), draw(initialiser, key=3)[100:150])

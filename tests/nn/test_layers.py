@@ -67,7 +67,7 @@ LAYERS = {
     "layer norm": (lambda: nn.LayerNorm((3, 4)), lambda: torch.nn.LayerNorm((3, 4)), (2, 3, 4)),
     "layer norm without bias": (lambda: nn.LayerNorm(4, bias=False), lambda: torch.nn.LayerNorm(4, bias=False), (2, 3, 4)),
     "group norm": (lambda: nn.GroupNorm(2, 6), lambda: torch.nn.GroupNorm(2, 6), (3, 6, 2, 2)),
-    "RMS norm": (lambda: nn.RMSNorm(5), lambda: torch.nn.RMSNorm(5, eps=1e-6), (2, 3, 5)),
+    "RMS norm": (lambda: nn.RMSNorm(5), lambda: torch.nn.RMSNorm(5), (2, 3, 5)),
     "batch norm 1d": (lambda: nn.BatchNorm1d(4), lambda: torch.nn.BatchNorm1d(4), (6, 4)),
     "batch norm 1d with length": (lambda: nn.BatchNorm1d(4), lambda: torch.nn.BatchNorm1d(4), (3, 4, 5)),
     "batch norm 2d": (lambda: nn.BatchNorm2d(4), lambda: torch.nn.BatchNorm2d(4), (3, 4, 5, 2)),

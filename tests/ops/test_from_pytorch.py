@@ -29,7 +29,8 @@ ROWS = re.findall(r"^\| `(.+?)` \| `(.+?)` \|$", PAGE.read_text(), re.MULTILINE)
 def names() -> dict[str, Any]:
     net = nn.Linear(3, 2)
     net.initialize()
-    return {"np": np, "mpitrain": mpitrain, "ops": ops, "nn": nn, "Tensor": Tensor, "autograd": autograd, "net": net,
+    return {"np": np, "mpitrain": mpitrain, "ops": ops, "nn": nn, "optim": mpitrain.optim, "Tensor": Tensor, "autograd": autograd,
+            "net": net,
             "x": Tensor(normal(4, 3).astype(np.float32), requires_grad=True), "labels": Tensor(np.array([0, 2, 1, 1])),
             "images": Tensor(normal(1, 2, 5, 5))}
 
@@ -44,9 +45,10 @@ def test_the_left_line_says_what_to_write_and_the_right_one_works(theirs: str, o
 
 
 def test_every_hint_names_what_is_there() -> None:
-    hints = [hint for table in (pytorch.ARGUMENTS, pytorch.OPERATIONS, pytorch.OPS, pytorch.TENSOR, pytorch.MODULE, pytorch.NN)
+    hints = [hint for table in (pytorch.ARGUMENTS, pytorch.OPERATIONS, pytorch.OPS, pytorch.TENSOR, pytorch.MODULE, pytorch.NN,
+                               pytorch.OPTIM)
              for hint in table.values()]
-    named = {found for hint in hints for found in re.findall(r"\b(ops|nn|autograd|mpitrain)\.([a-zA-Z]\w*)", hint)} - {
+    named = {found for hint in hints for found in re.findall(r"\b(ops|nn|autograd|mpitrain|optim)\.([a-zA-Z]\w*)", hint)} - {
         ("ops", "NAME"), ("mpitrain", "ops"), ("nn", "functional")}
     assert len(ROWS) > 35 and len(named) > 15
     assert not [f"{owner}.{name}" for owner, name in named if not hasattr(names()[owner], name)]
@@ -61,8 +63,8 @@ def test_unknown_names_stay_attribute_errors_and_objects_are_copied() -> None:
         net.nonsense  # noqa: B018
     with pytest.raises(AttributeError, match="in place of PyTorch's cpu"):
         net.weight.cpu  # noqa: B018
-    with pytest.raises(AttributeError, match=r"it is mpitrain\.ops\.kron"):
-        x.kron  # noqa: B018
+    with pytest.raises(AttributeError, match=r"it is mpitrain\.ops\.cdist"):
+        x.cdist  # noqa: B018
     assert copy.copy(x).array is x.array and copy.deepcopy(x).item() == pickle.loads(pickle.dumps(x.size)) == 1
 
     class Broken(nn.Module):

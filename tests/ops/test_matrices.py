@@ -78,6 +78,58 @@ def test_the_determinant_of_a_singular_matrix_has_its_gradient():
     np.testing.assert_allclose(a.grad, [[0, 0, 0], [0, 6, 0], [0, -4, 0]], atol=1e-12)
 
 
+SINGULAR = {
+    "rank 2 of 3": np.array([[2.0, 0, 2], [2, 0, 4], [3, 0, 6]]), "rank 1 of 3": np.outer([1.0, 2, 3], [1.0, -1, 2]),
+    "all ones": np.ones((3, 3)), "zeros": np.zeros((3, 3)), "rank 1 of 2": np.array([[1.0, 2], [2, 4]]),
+    "a zero": np.zeros((1, 1)),
+    "a batch": np.stack([np.ones((3, 3)), np.diag([1.0, 0, 2]), np.diag([1.0, 5, 2])]), "nothing": np.ones((2, 0, 0)),
+    "complex": np.outer([1.0, 2j, 3], [1.0, -1, 2 + 1j])}
+
+
+@pytest.mark.parametrize("name", SINGULAR)
+def test_the_second_derivative_of_a_determinant_wants_no_inverse(name: str) -> None:
+    """Against that of the sum over permutations, which has no inverse either."""
+    from itertools import permutations
+    a = SINGULAR[name]
+    n, direction = a.shape[-1], normal(*a.shape, seed=1) * (1 if a.dtype == float else 1 + 2j)
+
+    def leibniz(x: torch.Tensor) -> torch.Tensor:
+        total = x.sum((-2, -1)) * 0
+        for order in permutations(range(n)):
+            sign = np.linalg.det(np.eye(n)[list(order)]).round()
+            total = total + sign * torch.stack([x[..., i, j] for i, j in enumerate(order)] or [total * 0 + 1]).prod(0)
+        return total
+
+    found = []
+    for leaf, derive, function, plain in ((lambda x: Tensor(x, requires_grad=True), grad, ops.det, lambda x: x),
+                                          (lambda x: torch.tensor(x, requires_grad=True), torch.autograd.grad, leibniz,
+                                           torch.tensor)):
+        x = leaf(a)
+        value = function(x)
+        first, = derive((value * value.conj() + 3 * value).sum().real, [x], create_graph=True)
+        second, = derive((first * plain(direction)).sum().real, [x])
+        found += [(value, first, second)]
+    for mine, wanted in zip(*found):
+        np.testing.assert_allclose(mine.array, wanted.detach().numpy(), rtol=1e-12, atol=1e-12)
+
+
+def test_third_derivatives_of_a_determinant_are_of_invertible_matrices() -> None:
+    found = []
+    for leaf, derive, function in ((lambda x: Tensor(x, requires_grad=True), grad, ops.det),
+                                   (lambda x: torch.tensor(x, requires_grad=True), torch.autograd.grad, torch.linalg.det)):
+        x = leaf(SQUARE)
+        value = function(x).sum()
+        for _ in range(3):
+            first, = derive(value, [x], create_graph=True)
+            value = (first ** 2).sum()
+        found.append(first)
+    np.testing.assert_allclose(found[0].array, found[1].detach().numpy(), rtol=1e-9)
+    a = Tensor(np.zeros((2, 2)), requires_grad=True)
+    second = ops.sum(grad(ops.sum(grad(ops.det(a) ** 2, [a], create_graph=True)[0] ** 2), [a], create_graph=True)[0] ** 2)
+    with pytest.raises(ShapeError, match="^det: a matrix is singular, and derivatives above the second"):
+        grad(second, [a])
+
+
 def test_a_norm_of_nothing_has_the_slope_0():
     for order in (2, 3, 0.5, 1, float("inf")):
         x = Tensor(np.zeros(3), requires_grad=True)

@@ -82,9 +82,8 @@ WRONG: dict[str, Callable[[], Any]] = {
     "a wider term": lambda: ops.scatter_add(np.zeros((2, 4), np.uint8), 1, INDEX, INDEX),
     "sorted objects": lambda: ops.sort(np.array([1, None], object)),
     "top of objects": lambda: ops.topk(np.array([1, ""], object), 1)}
-WRONG |= {f"{name} of {kind}": lambda name=name, x=x: getattr(ops, name)(x, dim=0)
-          for name in ("sum", "mean", "max", "min", "var", "logsumexp")
-          for kind, x in (("a number", 3.0), ("a list", [1.0, 2.0]))}
+WRONG |= {f"{name} of a number": lambda name=name: getattr(ops, name)(3.0, dim=0)
+          for name in ("sum", "mean", "max", "min", "var", "logsumexp")}
 
 
 @pytest.mark.parametrize("name", WRONG)

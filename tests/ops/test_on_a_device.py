@@ -17,6 +17,12 @@ from mpitrain.errors import ShapeError
 from mpitrain.ops.experts import route
 from mpitrain.ops.operators import PYTORCH_NAMES
 
+
+def assigned(x: Tensor, index: Any, values: Any) -> Tensor:
+    x[index] = values
+    return x
+
+
 INDEX = np.array([2, 0, 2])
 MASK = np.array([True, False, True])
 UNARY = ("absolute", "exp", "gelu", "leaky_relu", "log_softmax", "logsumexp", "max", "mean", "min", "negative", "relu", "sigmoid",
@@ -46,7 +52,9 @@ CASES: dict[str, list[tuple[Any, ...]]] = {
     "split": [(lambda x: ops.split(x, 2), normal(5, 2))],
     "expand_dims": [(lambda x: ops.expand_dims(x, 0), normal(2))],
     "getitem": [(lambda x: x[1:, None], normal(3, 2)), (lambda x, i: x[i], normal(3, 2), INDEX),
-                (lambda x, m: x[m], normal(3, 2), MASK)],
+                (lambda x, m: x[m], normal(3, 2), MASK), (lambda x, i: x[1, :, i], normal(3, 2, 3), INDEX),
+                (lambda x, y, i: assigned(x * 2, (i[:2], 1), y), normal(3, 2), normal(2), INDEX),
+                (lambda x, y, m: assigned(y * 0, m, x), normal(2, 2), normal(3, 2), MASK)],
     "take": [(lambda x, i: ops.take(x, i, 1), normal(2, 3), INDEX)],
     "embedding": [(lambda i, w: ops.embedding(i, w), INDEX, normal(3, 4))],
     "cross_entropy": [(ops.cross_entropy, normal(3, 4), INDEX),

@@ -125,7 +125,8 @@ ERRORS = {
     "split: parts of size 0; the size must be positive": lambda x: ops.split(x, 0),
     "split: dim 2 of an array with 2 dims, shape (2, 3)": lambda x: ops.split(x, 1, 2),
     "take: dim 2 of an array with 2 dims, shape (2, 3)": lambda x: ops.take(x, np.array([0]), 2),
-    "embedding: wants integer indices and a weight with 2 dims, found float64 and shape (2, 3)": lambda x: ops.embedding(x, x),
+    "embedding: wants integer indices and a weight with 2 dims, found float64 and shape (2, 3); x.long() makes indices of floats":
+        lambda x: ops.embedding(x, x),
 }
 
 

@@ -72,6 +72,16 @@ def test_the_steps_of_rprop_begin_at_the_rate_of_the_group() -> None:
         np.testing.assert_allclose(mine.numpy(), other.detach().numpy(), rtol=1e-12)
 
 
+@pytest.mark.parametrize(("groups", "message"), [
+    ([{"params": "head.*"}, {"params": "first.*"}], r"patterns alone \('head.\*', 'first.\*'\), which name no model"),
+    ([], "the groups of an optimizer have no parameters"), ([{"params": []}], "the groups of an optimizer have no parameters")])
+def test_groups_that_name_no_model_say_so(groups: Any, message: str) -> None:
+    net = model()
+    with pytest.raises(ConfigError, match=message):
+        AdamW(groups, lr=1e-4)
+    assert net.storage is not None
+
+
 def test_one_group_of_everything_has_the_bits_of_none() -> None:
     one, two = model(), model()
     train(one, Adam(one, 0.01, weight_decay=0.1), 5)

@@ -145,8 +145,6 @@ def ours(make: Callable[..., Any], given: Any, sample: Any, training: bool, dtyp
     roots = [(y, c.astype(dtype)) for y, c in zip(outputs, wanted[4]) if c is not None and y.requires_grad]
     if roots:
         Backward(None, False).run(roots)
-    if module is not None and training:
-        nn.apply_statistics(module, nn.collect_statistics(module))
     zeros = {name: np.zeros_like(p.array) if p.grad is None else p.grad for name, p in own.items() if isinstance(p, nn.Parameter)}
     return ([y.array if isinstance(y, Tensor) else np.asarray(y) for y in outputs],
             [np.zeros_like(x.array) if x.grad is None else x.grad for x in leaves],

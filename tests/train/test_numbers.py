@@ -109,6 +109,148 @@ def test_a_loss_that_varies_is_taken_where_the_first_outputs_are_equal_or_it_wan
     assert try_loss(Picky(), [output], output.array, output.array) == ""
 
 
+@pytest.mark.parametrize("count", ["-1", 'float("nan")', 'float("inf")', "None"])
+def test_a_count_that_is_no_number_of_terms_is_refused(count: str) -> None:
+    import numpy as np
+
+    from mpitrain import nn, ops
+    from mpitrain.autograd import Tensor
+    from mpitrain.errors import ConfigError
+    from mpitrain.nn.loss import terms
+    from mpitrain.train.build.trial import try_loss
+    scope: dict[str, Any] = {"nn": nn, "ops": ops, "np": np}
+    exec(LOSS.format("-log_p.sum()") + f"    def count(self, target): return {count}\n", scope)
+    output, target = Tensor(np.eye(4, 5, dtype=np.float32)), np.array([0, 4, 2, 2])
+    for refuses in (lambda: try_loss(scope["Mine"](), [output], target, target), lambda: terms(scope["Mine"](), target)):
+        with pytest.raises(ConfigError, match="Mine\", is the number of terms in its sum over 4 samples, 0 or more, found"):
+            refuses()
+
+
+@pytest.mark.promise("D1")
+def test_a_step_without_terms_and_a_model_without_parameters_are_refused(tmp_path: Path) -> None:
+    config = own(tmp_path, LOSS.format("-log_p.sum()") + "    def count(self, target): return 0\n")
+    refused(train(2, config, "train.loss=net.py:Mine"), 78, "E_CONFIG", "step=1",
+            "is 0 for all samples of the step, whose loss is")
+    config = own(tmp_path, "def net(): return nn.ReLU()\n")
+    refused(train(1, config), 78, "E_CONFIG", "ReLU, has nothing to train: it has no parameters")
+    config = own(tmp_path, "def net(): return nn.Linear(64, 10).requires_grad_(False)\n")
+    refused(train(1, config), 78, "E_CONFIG", "Linear, has nothing to train: all 2 parameters of it are frozen")
+
+
+SEVERAL = """
+class Net(nn.Module):
+    def __init__(self):
+        self.linear = nn.Linear(6, 12)
+    def forward(self, x):
+        return self.linear(x).reshape(-1, 4, 3)
+def net(): return Net()
+class Rows(nn.Loss):
+    kind = "rows"
+    def __call__(self, output, target):
+        kept = (target.reshape(-1) != -100).nonzero()[0]
+        return ops.cross_entropy(output.reshape(-1, 3)[kept], target.reshape(-1)[kept])
+    def count(self, target):
+        return int((target != -100).sum())
+"""
+
+
+@pytest.mark.promise("D1")
+def test_labels_of_several_dims_train_as_those_of_one(tmp_path: Path) -> None:
+    import h5py
+    import numpy as np
+    rng = np.random.default_rng(0)
+    y = rng.integers(0, 3, (60, 4))
+    y[5:20, 1] = -100
+    with h5py.File(tmp_path / "s.h5", "w") as file:
+        file["x"], file["y"] = rng.standard_normal((60, 6)).astype("f4"), y
+    config = own(tmp_path, SEVERAL)
+    more = ("data.path=s.h5", "data.validation=tail:0.2", "train.steps=4", "train.eval_every=4", "train.batch_size=12")
+    ok(train(2, config, *more, "train.ignore_index=-100", "run.out=a"))
+    ok(train(2, config, *more, "train.loss=net.py:Rows", "run.out=b"))
+    a, b = lines(tmp_path / "a"), lines(tmp_path / "b")
+    assert [line["loss"] for line in a] == pytest.approx([line["loss"] for line in b], rel=1e-6)
+    assert 0 < a[-1]["accuracy"] < 1 and a[-1]["accuracy"] * 48 == pytest.approx(round(a[-1]["accuracy"] * 48))
+    refused(train(1, config, *more, "run.out=c"), 65, "E_DATA", "row=5", "label -100 is outside 0..2 (3 classes)")
+    refused(train(1, config, *more, "train.loss=mse", "run.out=c"), 65, "unless they are labels of classes")
+
+
+@pytest.mark.parametrize(("source", "key", "words"), [
+    ("class Mine(nn.Loss):\n    kind = 'class'\n    def total(self, o, t): return o.sum()\n", "train.loss=net.py:Mine",
+     ("E_CONFIG", 'found "class" (did you mean "classes"?)')),
+    ("def mine(output, target): return output.sum()\n", "train.loss=net.py:mine",
+     ("E_CONFIG", "is a function of output and target, expected a class such as nn.Loss, or a function that makes"))])
+def test_words_for_mistakes_in_losses_and_numbers(tmp_path: Path, source: str, key: str, words: tuple[str, ...]) -> None:
+    from mpitrain.config import load_config
+    from mpitrain.errors import ConfigError
+    from mpitrain.train.build.from_config import describe
+    with pytest.raises(ConfigError) as error:
+        describe(load_config(own(tmp_path, source), [key]), False)
+    assert all(word in f"{error.value.code} {error.value}" for word in words), error.value
+
+
+def test_numbers_larger_than_what_they_count_get_a_line(tmp_path: Path) -> None:
+    from mpitrain.config import load_config
+    from mpitrain.train.build.from_config import describe, too_many
+    config = load_config(write(tmp_path), ["optimizer.warmup_steps=7", "train.recompute=4"])
+    model = describe(config, False).model
+    assert too_many(config, model, 8) == ["train.recompute = 4 is a number of blocks, and the model has 3: all of them run again"]
+    first, _ = too_many(config, model, 7)
+    assert first == "the run ends while its learning rate still rises: optimizer.warmup_steps = 7, and the run has 7 steps"
+    assert too_many(load_config(write(tmp_path), ["train.recompute=true"]), model, 6) == []
+
+
+def test_a_key_of_the_built_in_run_is_named_as_its_own(tmp_path: Path) -> None:
+    from mpitrain.config import load_config
+    from mpitrain.errors import ConfigError
+    from mpitrain.placement.shard_cuts import probe
+    from mpitrain.train.build.from_config import describe
+    with pytest.raises(ConfigError, match="optimizer.weight_decay = 0.01 of digits.toml; leave it at 0.0"):
+        describe(load_config(None, ["optimizer.name=rprop"]), False).optimizer(probe())
+    config = load_config(own(tmp_path, ""), ["optimizer.name=rprop", "optimizer.weight_decay=0.5"])
+    with pytest.raises(ConfigError, match="optimizer.weight_decay = 0.5; leave it at 0.0"):
+        describe(config, False).optimizer(probe())
+
+
+@pytest.mark.promise("D1")
+def test_numbers_that_the_model_s_format_has_not_are_named_with_their_row(tmp_path: Path) -> None:
+    import h5py
+    import numpy as np
+    x = np.zeros((40, 64), np.int64)
+    x[33, 7] = (1 << 24) + 1
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file["x"], file["y"] = x, np.arange(40) % 10
+    config, more = write(tmp_path), ("data.path=i.h5", "data.transform=[]", "train.steps=1", "train.batch_size=32")
+    refused(train(1, config, *more), 65, "E_DATA", "row=33", "holds each whole number up to 16777216, but not 16777217")
+    ok(train(1, config, *more, "train.precision=float64", "run.out=b"))
+    x[33, 7] -= 1
+    with h5py.File(tmp_path / "i.h5", "w") as file:
+        file["x"], file["y"] = x * np.float64(2e35), np.arange(40) % 10
+    refused(train(1, config, *more, "run.out=c"), 79, "E_NAN", "the data's float64 values, which are too large for the model's")
+
+
+def test_targets_and_inputs_of_another_kind_say_what_to_store_or_write(tmp_path: Path) -> None:
+    import h5py
+    import numpy as np
+    config = own(tmp_path, "def net(): return nn.Sequential(nn.Embedding(9, 2), nn.Flatten(), nn.Linear(128, 10))\n")
+    x = np.ones((40, 64), np.int32)
+    for y, key, words in ((np.arange(40) % 10, "",
+                           ("samples of shape (64,) (int32, cast to float32)", "x.long() makes indices")),
+                          (np.ones((40, 1), "f4"), 'model.name="mlp"', ("wants integer labels, the targets are float32",)),
+                          (np.ones(40, bool), 'model.name="mlp"', ("the targets are bool; store integers",)),
+                          (np.ones((40, 1), "i4"), 'model.name="mlp"', ("or to be stored as one label a row",))):
+        with h5py.File(tmp_path / "i.h5", "w") as file:
+            file["x"], file["y"] = x, y
+        mlp = ("model.inputs=64", "model.hidden=[8]", "model.outputs=10") if key else ()
+        refused(train(1, config, "data.path=i.h5", "data.transform=[]", "train.batch_size=8", *([key] if key else []), *mlp),
+                65, "E_SHAPE", *words)
+
+
+def test_an_error_in_a_step_of_an_own_forward_has_its_line(tmp_path: Path) -> None:
+    config = own(tmp_path, "class Net(nn.Linear):\n    def forward(self, x):\n        y = super().forward(x.reshape(-1, 64))\n"
+                           "        first = y[0]\n        y[:, 1] = 0\n        return y + first\ndef net(): return Net(64, 10)\n")
+    refused(train(1, config), 70, "E_GRAPH", "step=1", "at net.py:8 in forward", "or change a copy, x = x.clone()")
+
+
 @pytest.mark.promise("D1")
 def test_a_loss_that_is_the_same_for_any_output_is_refused(tmp_path: Path) -> None:
     config = own(tmp_path, LOSS.format("(0 * log_p).sum() + 2.5"))

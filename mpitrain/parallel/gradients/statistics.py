@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpitrain.comm.face import AnyChannel
-from mpitrain.nn import Module, apply_statistics, collect_statistics, running_layers
+from mpitrain.nn import Module, apply_statistics, collect_statistics, defer_statistics, running_layers
 from mpitrain.nn.statistics import Running
 from mpitrain.parallel.gradients.bucket_sum import prepare_tree
 from mpitrain.schedules.microtree import Counter, RankTree
@@ -27,6 +27,7 @@ class Statistics:
     def __init__(self, chunks: Sequence[Module], channel: AnyChannel, tree: RankTree | None):
         self.channel, self.tree = channel, tree
         self.layers = [layer for chunk in chunks for layer in running_layers(chunk)]
+        defer_statistics(self.layers)
         self._chunks = [] if tree is None else [_Sums(running_layers(chunk), tree) for chunk in chunks]
 
     def after_forward(self, index: int, chunk: int = 0) -> None:

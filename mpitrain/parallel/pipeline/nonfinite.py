@@ -135,6 +135,9 @@ def nobody_else(model: Module) -> Iterator[list[str]]:
 def nonfinite_loss(model: Module, x: Any, value: float, micro: MicroBatch) -> NumericsError:
     """The error that names the step, the micro-batch, the layer and the samples."""
     origin = origin_of(model, x)
+    if not is_finite(x) and is_finite(micro.x):
+        origin = Origin(f"the data's {micro.x.dtype} values, which are too large for the model's {x.dtype}",
+                        bad_places(x, len(x)), 'scale the data, or set train.precision = "float64"')
     rows = [int(micro.samples[i]) for i in origin.places] or [int(row) for row in micro.samples]
     error = NumericsError(f"the loss of micro-batch {micro.index} is {value}; the first value that is not finite comes from "
                           f"{origin.text}, samples {listed(rows)}; no parameter was changed in this step; {origin.advice}",

@@ -13,14 +13,15 @@ from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
 from mpitrain.backend import Array, asnumpy, random
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import MicroBatch
-from mpitrain.errors import NumericsError
+from mpitrain.errors import ConfigError, GraphError, NumericsError, ShapeError, say_own_place
 from mpitrain.nn import mixtures
-from mpitrain.nn.loss import Loss
+from mpitrain.nn.loss import Loss, terms
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.nonfinite import is_finite, nonfinite_loss
 from mpitrain.placement.stages import Stage
+from mpitrain.registry import named
 from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 
@@ -78,7 +79,7 @@ class Pipeline:
         self._local[:] = 0.0
         self._local[-3:] = sum(len(m.x) for m in counted), *flags
         for m in counted:
-            self._local[m.index] = self.loss.count(self.feed.part(m.y))
+            self._local[m.index] = terms(self.loss, self.feed.part(m.y))
         self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         self._lost, self.blamed = set(), []
@@ -95,7 +96,9 @@ class Pipeline:
                 self._backward(action)
             else:
                 self._weights(action)
-        self._total()
+        if not self._total() and self._losses.any():
+            raise ConfigError(f'the count of train.loss, "{named(self.loss)}", is 0 for all samples of the step, whose loss is '
+                              f"{math.fsum(self._losses):.6g}; it is the number of terms in the sum")
         self.flags = float(self._local[-2]), float(self._local[-1])
         return self._losses / (self.count or 1.0)
 
@@ -218,7 +221,11 @@ class Pipeline:
         """
         rows = np.arange(micro.first, micro.first + len(micro.x), dtype=np.uint64)
         with random.use(random.Scope(self.seed, micro.step, rows)):
-            output: Tensor = self.stage.chunks[chunk](x)
+            try:
+                output: Tensor = self.stage.chunks[chunk](x)
+            except (GraphError, ShapeError) as error:
+                say_own_place(error)
+                raise
         if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
             return output
         loss: Tensor = self.loss(output, self.feed.targets(micro.y))

@@ -197,7 +197,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     policy.initialise()
     feed = context.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, context.neighbours)
-    n_classes, tried = try_samples(inference, loss, inputs, placement, context.output_shape, control)
+    n_classes, ignore, tried = try_samples(inference, loss, inputs, placement, context.output_shape, control)
 
     if config.optimizer.offload == "none":
         stepper = optimizer(policy.storage)
@@ -213,12 +213,13 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
-                    n_classes=n_classes, workers=config.data.workers, span=timeline.span)
+                    n_classes=n_classes, ignore=ignore, dtype=policy.layout.dtype, workers=config.data.workers,
+                    span=timeline.span)
     mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span, goes_on=policy.goes_on)
-    read, n_chunks = inputs.chunks(n_classes)
+    read, n_chunks = inputs.chunks(n_classes, ignore, policy.layout.dtype)
     evaluator = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
                           span=timeline.span) if n_chunks else None
     if evaluator is None and isinstance(policy.rate, Adaptive):

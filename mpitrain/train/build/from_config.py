@@ -6,6 +6,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import isfunction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.observer import Observer, own_observer
 
+KINDS = ("classes", "binary", "distribution", "values", "rows")                                      # of losses
 GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # not among further keys
 OF_OPTIMIZERS = ("momentum", "nesterov", "betas", "eps", "weight_decay", "decay")      # keys that not each one takes
 
@@ -35,8 +37,20 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
     described = describe(config, inputs.tokens)
     job = assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
-    job.trainer.notes += [*unproved(config), *never_thawed(config, job.plan.steps)]
+    steps = job.plan.steps
+    job.trainer.notes += [*unproved(config), *too_many(config, described.model, steps), *never_thawed(config, steps)]
     return job
+
+
+def too_many(config: Config, model: nn.Module, steps: int) -> list[str]:
+    """A line for each number that is larger than what it is a number of."""
+    warmup, again, told = config.optimizer.warmup_steps, config.train.recompute, list[str]()
+    if warmup >= steps:
+        told.append("the run ends while its learning rate still rises: "
+                    f"optimizer.warmup_steps = {warmup}, and the run has {steps} steps")
+    if isinstance(again, int) and isinstance(model, nn.Sequential) and again > (blocks := len(model.blocks)):
+        told.append(f"train.recompute = {again} is a number of blocks, and the model has {blocks}: all of them run again")
+    return told
 
 
 def never_thawed(config: Config, steps: int) -> list[str]:
@@ -115,12 +129,17 @@ def make_loss(config: Config, tokens: bool) -> Any:
     refuse_keys(config, "train", loss)
     offered = {"label_smoothing": t.label_smoothing, **t.arguments, **({"ignore_index": -1} if tokens else {})}
     what = f'train.loss = "{t.loss}"'
+    if isfunction(loss) and len(parameters_of(loss).keys() - offered.keys()) == 2 == len(parameters_of(loss)):
+        raise ConfigError(f"{what} is a function of {' and '.join(parameters_of(loss))}, expected a class such as nn.Loss, "
+                          "or a function that makes an object of one: its __call__(output, target) is the loss")
     try:
         made = call(loss, what, accepted(loss, offered), section="train")
     except ConfigError as error:
         raise error if error.message.startswith(what) else ConfigError(f"{what}: {error.message}") from None
     if not (callable(made) and hasattr(made, "kind") and hasattr(made, "count")):
         raise ConfigError(f"{what} must give an mpitrain.nn.Loss, found {named(made)}")
+    if made.kind not in KINDS:
+        raise ConfigError(f'{what}: its kind says what a target is, found "{made.kind}"{nearest(str(made.kind), KINDS)}')
     if isinstance(made, nn.Loss) and type(made).__call__ is nn.Loss.__call__ and type(made).total is nn.Loss.total:
         raise ConfigError(f"{what} must define total or __call__, and {named(made)} has neither")
     return made
@@ -134,7 +153,8 @@ def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
     taken = parameters_of(kind)
     for key, value in common.items():
         if key not in taken and value != getattr(OptimizerConfig, key):
-            raise config.wrong(f"{what} does not take optimizer.{key} = {toml(value)}; leave it at "
+            given = config.given_in(f"optimizer.{key}")
+            raise config.wrong(f"{what} does not take optimizer.{key} = {toml(value)}{given}; leave it at "
                                f"{toml(getattr(OptimizerConfig, key))}, the default; it takes "
                                f"{', '.join(name for name in taken if name == 'lr' or name not in GIVEN)}",
                                (f"optimizer.{key}", "optimizer.name"))

@@ -61,10 +61,12 @@ class Inputs:
             changed = function(changed, keys)
         return x[:rows], y[:rows]
 
-    def chunks(self, n_classes: int | None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
-        """(reader of validation chunk c, number of chunks)."""
+    def chunks(self, n_classes: int | None, ignore: int | None = None,
+               dtype: Any = None) -> tuple[Callable[[int], tuple[Any, Any]], int]:
+        """(reader of validation chunk c, number of chunks); the arguments are those of `SampleReader`."""
         rows, size = self.validation_rows, EVALUATION_CHUNK
-        reader = SampleReader(self.training if self.validation is None else self.validation, self.transforms, n_classes=n_classes)
+        source = self.training if self.validation is None else self.validation
+        reader = SampleReader(source, self.transforms, n_classes=n_classes, ignore=ignore, dtype=dtype)
         if isinstance(self.validation, data.TokenWindows):
             size = min(max(EVALUATION_TOKENS // self.validation.block, 1), size)
 
@@ -84,6 +86,7 @@ def describe_files(path: str, validation: float | str, folder: Path, x: str, y: 
         found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser, apart=other)}
         if other is not None:
             found["validation"] = data.describe(locate(str(validation), folder), x=x or None, y=y or None, parser=parser)
+            data.check_validation(found["training"], found["validation"])
     return found
 
 

@@ -7,7 +7,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,8 +17,9 @@ from mpitrain.backend import array_module, asnumpy
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.guard import symmetric
 from mpitrain.comm.job.together import everywhere, on_first
-from mpitrain.data import Dataset, scan_labels
+from mpitrain.data import Dataset, scan_labels, scan_targets
 from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError, with_place
+from mpitrain.nn.loss import terms
 from mpitrain.nn.module import Module
 from mpitrain.parallel.pipeline.inference import Inference, given_to
 from mpitrain.placement.place import Placement
@@ -35,9 +35,11 @@ AGAIN = 1e-5                 # and those of two passes on one processor, which m
 
 
 class Trial(NamedTuple):
-    """The number of classes (size of the output's last dim) if the targets are labels, and what is worth a line."""
+    """The number of classes (size of the output's last dim) if the targets are labels, the label that the loss leaves out, and
+    what is worth a line."""
 
     n_classes: int | None
+    ignore: int | None
     notes: Sequence[str]
 
 
@@ -55,7 +57,8 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     try:
         call(lambda: outputs.extend(output for output, _ in inference.run([(x, y)])), "the model, run on one sample,", {})
     except ShapeError as error:
-        what = f"samples of shape {x.shape[1:]} ({x.dtype})" if inference.stage.index == 0 else "what the stage before gives"
+        cast = f", cast to {inference.feed.dtype}" if not inputs.tokens and x.dtype.kind in "biu" else ""
+        what = "what the stage before gives" if inference.stage.index else f"samples of shape {x.shape[1:]} ({x.dtype}{cast})"
         advice = "" if ";" in error.message else "; change the model's sizes or the data"       # it may have some of its own
         raise ShapeError(f"the model cannot take {what}: {with_place(error.message, layer_of(error))}{advice}",
                          file=file) from error
@@ -66,21 +69,27 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     found = outputs[0].shape if outputs else None
     shape, host_y, y = output_shape(found), y, inference.feed.part(y)
     classes = loss.kind == "classes"
+    if classes and y.dtype.kind not in "iu":
+        raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; store integers, or change train.loss",
+                         file=file)
     fits = shape[:-1] == y.shape if classes else loss.kind == "rows" or without_ones(shape[1:]) == without_ones(y.shape[1:])
     if not fits:
         wanted = f"{y.shape[1:]} and a last dim of classes" if classes else f"{y.shape[1:]}"
+        if classes and y.shape[1:] == (1,) and len(shape) == 2:
+            wanted += ", or to be stored as one label a row"
+        elif not classes and y.dtype.kind in "iu" and shape[:-1] == y.shape:
+            wanted += ', unless they are labels of classes, as train.loss = "cross_entropy" takes them'
         own = f', or set kind = "rows" in {named(loss)} if it takes such targets' if is_own(loss) else ""
         raise ShapeError(f"the model's output for one sample is {shape[1:]}, the targets are {y.shape[1:]} ({y.dtype}) "
                          f"and want {wanted}; change the model's outputs or train.loss{own}", file=file)
-    if classes and y.dtype.kind not in "biu":
-        raise ShapeError(f"the loss wants integer labels, the targets are {y.dtype}; change train.loss", file=file)
-    n_classes, told = int(shape[-1]) if classes else None, list[str]()
+    n_classes, ignore, told = int(shape[-1]) if classes else None, getattr(loss, "ignore_index", None), list[str]()
     if control is not None:
         for source in (inputs.training, inputs.validation if inputs.validation is not inputs.training else None):
-            if isinstance(source, Dataset) and n_classes is not None:
-                on_first(control, partial(scan_labels, source, n_classes))
+            if isinstance(source, Dataset):
+                scan = partial(scan_labels, source, n_classes, ignore) if classes else partial(scan_targets, source, loss)
+                on_first(control, scan)
         told = everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
-    return Trial(n_classes, list(dict.fromkeys(filter(None, told))))
+    return Trial(n_classes, ignore, list(dict.fromkeys(filter(None, told))))
 
 
 def layer_of(error: ShapeError) -> str:
@@ -157,9 +166,7 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
         if not isinstance(found, Tensor) or found.shape:
             of_shape = f" of shape {found.shape}" if isinstance(found, Tensor) else ""
             raise ConfigError(f"{what} must return the sum of its terms, a Tensor without dims, found {named(found)}{of_shape}")
-        count = call(loss.count, f"the count of {what}", {}, counted)
-        if not isinstance(count, Real):
-            raise ConfigError(f"the count of {what} must be the number of its terms, found {named(count)}")
+        call(terms, f"the count of {what}", {}, loss, counted)
         if is_own(loss) and len(target) > 1:
             note = try_constant(loss, what, output, target) or try_sum(loss, what, output, target, counted)
     return note

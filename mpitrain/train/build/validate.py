@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from mpitrain.nn.statistics import running_layers
 from mpitrain.parallel.policies.choose import find_policy
 from mpitrain.placement.place import Placement, micro_batches
 from mpitrain.placement.shard_cuts import probe
+from mpitrain.registry import named
 from mpitrain.schedules.grid import COPIES, REPLICAS, Grid
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
@@ -44,6 +46,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     """
     t = config.train
     check_values(config)
+    refuse_untrained(model)
     on_gpu = select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu"
     rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
@@ -66,6 +69,16 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         splits_backward=halves, closure=tried.title if tried.needs_closure else "",
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
     return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "")
+
+
+def refuse_untrained(model: nn.Module) -> None:
+    """ConfigError if there is nothing to train."""
+    parameters = model.parameters()
+    if any(p.requires_grad or 0 < p.trained_from < math.inf for p in parameters if p.size):
+        return
+    found = f"all {len(parameters)} parameters of it are frozen" if parameters else "it has no parameters"
+    raise ConfigError(f"the model, {named(model)}, has nothing to train: {found}; layers and parameters are found that are "
+                      "attributes, or in a list that is one")
 
 
 def refuse_parts(whole_parameters: str, placement: Placement) -> None:
