@@ -1,10 +1,11 @@
-"""Greedy decoding with a cache, one token after the other, one thread: ours against PyTorch eager and ONNX Runtime, in turns.
+"""Greedy decoding with a cache, token by token, one thread: ours against PyTorch eager and ONNX Runtime, in turns.
 
-    env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE python benchmarks/decode.py --model gpt-384 [--peers torch,ort,batch] [--tokens 32]
+    env -u OPENBLAS_CORETYPE -u OPENBLAS_L2_SIZE python benchmarks/decode.py --model gpt-384 [--peers torch,ort,batch]
 
-Models: gpt-384 (6 layers, width 384, vocabulary 65) and gpt2 (12, 768, 50,257). Pairs ours, theirs, ours, theirs; medians of tokens
-a second and of the pairs' ratios; tokens are compared where peers have our weights. `batch` is ours: 8 texts together against one
-after another, whose tokens must be equal. The share of the read bandwidth is that of a sum over memory as large, in the same run.
+Models: gpt-384 (6 layers, width 384, vocabulary 65) and gpt2 (12, 768, 50,257). Pairs ours, theirs, ours, theirs; medians of
+tokens a second and of the pairs' ratios; the peers have our weights, and tokens are compared. `batch` is ours: 8 texts together
+against one after another, whose tokens must be equal. The read bandwidth is that of a dot product of as much memory, in
+the same run.
 """
 
 from __future__ import annotations
@@ -277,8 +278,9 @@ def compare(peer: str, ours: Ours, size: dict[str, Any], state: dict[str, Any], 
         same = sum(x == y for x, y in zip(mine[0], theirs[0]))
         share = statistics.median(a * nbytes / 1e9 / g for (a, _), g in zip(pairs, gbytes))
         mean = [statistics.median(side) for side in zip(*pairs)]
-        print(f"  {peer}: ours {mean[0]:.1f} tok/s, theirs {mean[1]:.1f}: {statistics.median(a / b for a, b in pairs):.2f} times; {same} of {len(mine[0])} tokens equal; "
-              f"{share:.2f} of the read bandwidth ({statistics.median(gbytes):.1f} GB/s)")
+        ratio = statistics.median(a / b for a, b in pairs)
+        print(f"  {peer}: ours {mean[0]:.1f} tok/s, theirs {mean[1]:.1f}: {ratio:.2f} times; "
+              f"{same} of {len(mine[0])} tokens equal; {share:.2f} of the read bandwidth ({statistics.median(gbytes):.1f} GB/s)")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ EPILOG = """examples:
   mpirun -n 4 python -m mpitrain evaluate runs/gpt
   mpirun -n 4 python -m mpitrain predict runs/own field.h5 --x fields/temperature --out predictions.h5
   python -m mpitrain generate runs/gpt --prompt "ROMEO:" --tokens 200 --temperature 0.8
+  python -m mpitrain serve runs/gpt --port 8000
   mpirun -n 2 python -m mpitrain replay runs/gpt --step 1200
   python -m mpitrain inspect runs/gpt
   python -m mpitrain checkpoint verify runs/gpt

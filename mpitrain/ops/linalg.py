@@ -10,7 +10,6 @@ from mpitrain.autograd.mode import mode
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import linear as layers
-from mpitrain.kernels.few_rows import row_by_row
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.product import product
 from mpitrain.kernels.sums import sum_rows
@@ -105,6 +104,7 @@ class Linear(Function):
         rows = _rows(x)
         fused = None if activation is None else ACTIVATIONS[activation]
         if mode.by_rows and True not in ctx.needs:
+            from mpitrain.kernels.few_rows import row_by_row  # runs that generate no text do without
             made = row_by_row(rows, weight, bias)
             return (made if fused is None else fused.forward(made, ours=True, training=False)[0]).reshape(*x.shape[:-1],
                                                                                                           weight.shape[0])

@@ -70,21 +70,28 @@ def test_logits_have_the_same_bits_with_a_cache_and_in_a_batch(run: Path) -> Non
         assert np.concatenate([first, model(tokens[:1, 5:30]).array], axis=1).tobytes() == whole[:1, :30].tobytes()
 
 
+DRAWN = ("--temperature", "0.9", "--top-k", "20", "--top-p", "0.95", "--seed", "5", "--tokens", "30")
+
+
 @needs_c
-@pytest.mark.parametrize("how", [(), ("--temperature", "0.9", "--top-k", "20", "--top-p", "0.95", "--seed", "5")],
-                         ids=["greedy", "drawn"])
-def test_a_text_is_the_same_alone_in_a_batch_without_cache_and_on_any_ranks(run: Path, tmp_path: Path,
-                                                                            how: tuple[str, ...]) -> None:
-    how = (*how, "--tokens", "30")
-    wanted = texts(run, tmp_path / "a", 1, *how)
-    alone = generate(run, 1, "--prompt", PROMPTS[0], *how)
+def test_a_text_is_the_same_alone_in_a_batch_without_cache_and_on_any_ranks(run: Path, tmp_path: Path) -> None:
+    wanted = texts(run, tmp_path / "a", 1, *DRAWN)
+    alone = generate(run, 1, "--prompt", PROMPTS[0], *DRAWN)
     assert alone.out == wanted[0] + "\n", alone.err
     assert len(set(wanted)) == len(PROMPTS) and all(len(text) > 25 for text in wanted)
-    others = [(1, "--no-cache"), (2, "--slots=2")]
-    if not how[0].startswith("--temp"):
-        others += [(2, "mesh.tp=2"), (2, "mesh.pp=2")]
-    for number, (ranks, *words) in enumerate(others):
-        assert texts(run, tmp_path / f"b{number}", ranks, *how, *words) == wanted, (ranks, words)
+    for number, (ranks, word) in enumerate([(1, "--no-cache"), (2, "--slots=2"), (2, "mesh.tp=2"), (2, "mesh.pp=2")]):
+        assert texts(run, tmp_path / f"b{number}", ranks, *DRAWN, word) == wanted, (ranks, word)
+
+
+@needs_c
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [("--tokens", "36"), DRAWN], ids=["greedy", "drawn"])
+def test_a_text_is_the_same_on_all_meshes(run: Path, tmp_path: Path, how: tuple[str, ...]) -> None:
+    wanted = texts(run, tmp_path / "a", 1, *how, "--no-cache")
+    meshes = [(1,), (3, "--slots=1"), (4,), (4, "mesh.pp=2", "mesh.tp=2"), (4, "mesh.pp=4"), (4, "mesh.pp=2"), (2, "mesh.tp=2"),
+              (2, "mesh.pp=2", "--no-cache"), (2, "mesh.tp=2", "--slots=3")]
+    for number, (ranks, *words) in enumerate(meshes):
+        assert texts(run, tmp_path / f"b{number}", int(ranks), *how, *map(str, words)) == wanted, (ranks, words)
 
 
 @pytest.mark.parametrize(("words", "said"), [
@@ -108,6 +115,7 @@ def test_what_cannot_be_done_is_refused_in_a_line(run: Path, monkeypatch: pytest
         main(["generate", "run", *words])
 
 
+@pytest.mark.slow
 def test_a_step_that_is_not_there_is_refused_on_all_ranks(run: Path) -> None:
     done = generate(run, 2, "--prompt", "a", "--step", "7")
     assert done.rc not in (0, None) and "there is no checkpoint of step 7" in done.error_lines[0], done.err
