@@ -16,7 +16,7 @@ import numpy as np
 
 from mpitrain import nn
 from mpitrain.errors import ConfigError, NumericsError, ShapeError, nearest
-from mpitrain.nn.lowbit import Format, LowBitEmbedding, LowBitLinear
+from mpitrain.nn.lowbit import Format, LowBitEmbedding, LowBitLinear, RoundedLinear
 from mpitrain.shrink.formats import FORMATS
 
 LEAST = 1 << 16               # weights of a layer from which on few bits pay: below, its float weight stays in the L2 cache
@@ -78,6 +78,8 @@ def stays(layer: nn.Module, format: Format, least: int = LEAST) -> str:
 
 def is_ours(layer: nn.Module) -> bool:
     """Whether a layer computes what `Linear` or `Embedding` does, and so can be replaced."""
+    if isinstance(layer, RoundedLinear):
+        return True
     if isinstance(layer, nn.Embedding):
         return type(layer).forward is nn.Embedding.forward and layer.max_norm is None
     return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
@@ -108,6 +110,23 @@ def in_formats(model: nn.Module, formats: Mapping[str, Any], folder: Path | None
         made: nn.Module = LowBitEmbedding.of(layer, format) if isinstance(layer, nn.Embedding) else \
             LowBitLinear.of(cast(nn.Linear, layer), format)
         for module in modules.values():
+            module.replace(layer, made)
+
+
+def rounded_anew(model: nn.Module, name: str, skip: Sequence[str], folder: Path | None, least: int) -> None:
+    """Has the linear layers that `choose` would choose round their weights at each forward; before memory is given."""
+    format, layers = find(name, folder), dict(model.named_modules())
+    if format.calibrated:
+        raise ConfigError(f'shrink.quantize = "{name}": the range of inputs changes while a run trains; set it to "int8", and '
+                          f"quantize the trained run to {name}")
+    chosen = choose(model, name, skip, folder, least)
+    found = [path for path in chosen.formats if isinstance(layers[path], nn.Linear)]
+    if not found:
+        raise ConfigError(f'shrink.quantize = "{name}": the model has no linear layer for it')
+    for path in found:
+        layer = cast(nn.Linear, layers[path])
+        made = RoundedLinear.of(layer, format)
+        for module in layers.values():
             module.replace(layer, made)
 
 
