@@ -157,11 +157,10 @@ def test_a_row_of_equal_numbers_is_zero_and_has_no_gradient(value: float, width:
 
 
 @pytest.mark.parametrize(("dtype", "large"), [("float32", 3e30), ("float64", 1e200)])
-def test_a_row_too_large_for_its_squares_is_nan_as_pytorchs_is(dtype: str, large: float) -> None:
+def test_a_row_too_large_for_its_squares_is_nan(dtype: str, large: float) -> None:
     x = np.arange(24.0).reshape(3, 8).astype(dtype)
     x[1, 2] = large
     ones = np.ones(8, dtype)
     with np.errstate(all="ignore"):
         found = ops.layer_norm(x, ones, 0 * ones).array
-    known = torch.nn.functional.layer_norm(torch.tensor(x), (8,)).numpy()
-    assert np.isnan(found[1]).all() and np.array_equal(np.isnan(found), np.isnan(known))
+    assert np.isnan(found[1]).all() and np.isfinite(found[[0, 2]]).all()
