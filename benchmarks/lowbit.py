@@ -2,9 +2,9 @@
 
     python benchmarks/lowbit.py [--ggml FOLDER] [--rounds 9] [--json FILE]
 
-One token: all products of GPT-2's shape (12 layers of 768, 50,257 tokens) at one row, so 124 M weights are read; and of a GPT of 6
-layers of 384. An MLP: 784-512-512-10 in batches of 64. Members take turns, A B A B, and a ratio is the median over rounds. FOLDER
-has libggml-base.so and libggml-cpu.so, built from ggml's sources with -march=native (cmake -DGGML_NATIVE=ON -DGGML_OPENMP=OFF); its
+One token: all products of GPT-2's shape (12 layers of 768, 50,257 tokens) at one row, so 124 M weights are read; and of a GPT of
+6 layers of 384. An MLP: 784-512-512-10 in batches of 64. Members take turns, A B A B; a ratio is the median over rounds. FOLDER
+has libggml-base.so and libggml-cpu.so, built from ggml's sources for this CPU (cmake -DGGML_NATIVE=ON -DGGML_OPENMP=OFF); its
 q8_0 and q4_0 make int8 of the row, too. Results are compared with the float products of the same weights.
 """
 

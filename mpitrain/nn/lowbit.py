@@ -164,7 +164,8 @@ class LowBitEmbedding(_LowBit):
     @classmethod
     def of(cls, layer: Embedding, format: Format) -> LowBitEmbedding:
         """A table without memory that takes the place of `layer`."""
-        return cls(*layer.weight.global_shape, format)
+        outputs, inputs = layer.weight.global_shape
+        return cls(outputs, inputs, format)
 
     def forward(self, indices: Any) -> Tensor:
         plain = indices.array if isinstance(indices, Tensor) else indices

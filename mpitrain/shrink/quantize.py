@@ -24,7 +24,7 @@ LEAST = 1 << 16               # weights of a layer from which on few bits pay: b
 
 @dataclass(frozen=True)
 class Chosen:
-    """`formats` by path of the layer; `left`: (path, why it stays in floats) of each layer with a weight that is not among them."""
+    """`formats` by path of the layer; `left`: (path, why it stays in floats) of each other layer with a weight."""
 
     formats: dict[str, str]
     left: list[tuple[str, str]]
@@ -139,7 +139,7 @@ def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None =
     ConfigError as of `in_formats`; NumericsError, which names the layer, where a weight is not finite.
     """
     assert model.storage is not None
-    layers, precision = dict(model.named_modules()), model.storage.precision
+    layers, precision, scales = dict(model.named_modules()), model.storage.precision, input_scales or {}
     weights = {path: np.array(vars(layers[path])["weight"].array, np.float32) for path in formats if path in layers
                and isinstance(vars(layers[path]).get("weight"), nn.Parameter)}
     values = {name: np.array(array) for name, array in model.state_dict().items()}
@@ -153,9 +153,9 @@ def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None =
                 raise type(error)(f'layer "{path}": {error.message}') from None
             values |= {f"{path}.{name}": array for name, array in arrays.items()}
             if layer.format.calibrated:
-                if path not in (input_scales or {}):
+                if path not in scales:
                     raise ConfigError(f'layer "{path}": the format "{formats[path]}" needs the range of its inputs; calibrate it')
-                values[f"{path}.input_scale"] = np.float32(input_scales[path])      # type: ignore[index]
+                values[f"{path}.input_scale"] = np.array(scales[path], np.float32)
             rows.append(Row.of(path, formats[path], weights[path], layer.format.dequantize(arrays, layer.inputs),
                                sum(array.nbytes for array in arrays.values())))
     model.initialize(0, precision)

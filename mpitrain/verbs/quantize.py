@@ -22,7 +22,8 @@ NONE = {"prune": "", "sparsity": 0.0, "pattern": "", "scope": "layer", "begin": 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--format", required=True, help='"int8", "int4", "int8-dynamic", "int4-dynamic", "int8-static", or your own, "file.py:name"')
+    parser.add_argument("--format", required=True,
+                        help='"int8", "int4", "int8-dynamic", "int4-dynamic", "int8-static", or your own, "file.py:name"')
     parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
     parser.add_argument("--skip", action="append", default=[], metavar="PATTERN",
                         help="layers that stay in floats, names with * (may be given again)")
@@ -63,7 +64,8 @@ def write(options: Namespace, saved: SavedModel, chosen: Chosen, scales: dict[st
     formats = {**saved.config.model.formats, **chosen.formats}
     made = {"by": "quantize", "of": str(options.path), "step": saved.step, "format": options.format,
             "layers": [row._asdict() for row in rows], "left": dict(chosen.left)}
-    out = save(options.out, saved.made_into(saved.model, model={"formats": formats}, shrink=NONE), made=made, overwrite=options.overwrite)
+    quantized = saved.made_into(saved.model, model={"formats": formats}, shrink=NONE)
+    out = save(options.out, quantized, made=made, overwrite=options.overwrite)
     for line in table_lines(made):
         print(line)
     print(f"{out}: {len(rows)} layers in {options.format}, {len(chosen.left)} in floats; mpitrain evaluate {out} says how well "

@@ -39,8 +39,8 @@ FREE = keys(                                     # These change no result, or on
     mesh="pp dp ep cp tp schedule chunks stages plan sequence",
     comm="bucket_mb progress node_shared sharding", checkpoint="every keep best asynchronous on_error",
     log="every progress_s tensorboard observers")
-USER_CODE = ("model.name", "model.formats", "data.transform", "data.augment", "optimizer.name", "optimizer.schedule", "train.loss",
-             "mesh.schedule", "comm.algorithm", "comm.sharding", "shrink.prune", "shrink.quantize")
+USER_CODE = ("model.name", "model.formats", "data.transform", "data.augment", "optimizer.name", "optimizer.schedule",
+             "train.loss", "mesh.schedule", "comm.algorithm", "comm.sharding", "shrink.prune", "shrink.quantize")
 DATA, NUMERICS = "data", "numerics"              # `--change` calls the content of the data files so, and what bits depend on
 PROBES = 16                                      # learning rates of so many steps to come are compared
 
