@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from launch import ROOT
-from runs import ok, record, refused, steps, train, without_times, write
+from runs import ok, record, steps, train, without_times, write
 
 from mpitrain.checkpoint import store
+from mpitrain.errors import ConfigError, MeshError
 from mpitrain.plan.inspect import inspect
 
 LAYOUT = ("train.reproducible=layout", "train.micro_batches=4", "optimizer.schedule=constant", "optimizer.clip_norm=0",
@@ -53,8 +54,8 @@ def test_masks_hold_in_the_checkpoint_and_the_schedule_is_the_papers(alone: Path
 @pytest.mark.parametrize(("ranks", "options"), [
     (2, ()),
     pytest.param(2, ("comm.sharding=optimizer",), marks=pytest.mark.slow),
-    (2, ("comm.node_shared=true",)),
-    (2, ("mesh.pp=2", "mesh.schedule=1f1b")),
+    pytest.param(2, ("comm.node_shared=true",), marks=pytest.mark.slow),
+    pytest.param(2, ("mesh.pp=2", "mesh.schedule=1f1b"), marks=pytest.mark.slow),
     pytest.param(2, ("comm.node_shared=true", "comm.sharding=optimizer"), marks=pytest.mark.slow),
     pytest.param(4, (), marks=pytest.mark.slow),
     pytest.param(4, ("mesh.pp=2", "comm.sharding=optimizer"), marks=pytest.mark.slow)])
@@ -62,6 +63,15 @@ def test_masks_and_weights_have_the_bits_of_one_rank(alone: Path, ranks: int, op
     out = "-".join(options).replace(".", "").replace("=", "") or f"dp{ranks}"
     ok(train(ranks, alone / "run.toml", *LAYOUT, *PRUNE, f"run.out={out}", *options))
     assert pruned(alone / out) == pruned(alone / "one")
+
+
+@pytest.mark.slow
+def test_updates_inside_the_sum_of_gradients_obey_masks_as_others_do(alone: Path) -> None:
+    """One copy per node, where nobody wants a norm: bucket by bucket."""
+    rare = ("train.reproducible=run", "log.every=50", "checkpoint.every=0")
+    for out, options in (("copies", ()), ("shared", ("comm.node_shared=true",))):
+        ok(train(2, alone / "run.toml", *LAYOUT, *PRUNE, *rare, *options, f"run.out={out}"))
+    assert pruned(alone / "shared") == pruned(alone / "copies")
 
 
 def test_a_pruned_run_goes_on_on_another_mesh(alone: Path) -> None:
@@ -73,6 +83,7 @@ def test_a_pruned_run_goes_on_on_another_mesh(alone: Path) -> None:
     assert pruned(alone / "again") == pruned(alone / "one")
 
 
+@pytest.mark.slow
 def test_with_slices_of_all_states_and_with_cut_layers_masks_are_the_smallest_of_their_own_weights(alone: Path) -> None:
     """Where bits are not those of one rank, the masks still are: chosen once, at the start, of the same first values."""
     once = ("shrink.prune=magnitude", "shrink.sparsity=0.8", "shrink.scope=global", "train.reproducible=run",
@@ -84,6 +95,21 @@ def test_with_slices_of_all_states_and_with_cut_layers_masks_are_the_smallest_of
     found = store.latest(alone / "cut/checkpoints")
     assert all(np.array_equal(found.read(f"parameters/{name}.weight") != 0, found.read(f"mask/{name}.weight") != 0)
                for name in ("linear0", "linear1", "head"))
+
+
+@pytest.mark.slow
+def test_slices_go_back_too(alone: Path) -> None:
+    """In each policy that cuts; the bits of those that sum alike."""
+    back = (*LAYOUT, *PRUNE, "shrink.rewind=1")
+    ok(train(1, alone / "run.toml", *back, "run.out=back"))
+    for out, options in (("cut-o", ("comm.sharding=optimizer",)), ("node", ("comm.node_shared=true",))):
+        ok(train(2, alone / "run.toml", *back, *options, f"run.out={out}"))
+        assert pruned(alone / out) == pruned(alone / "back")
+    for kind in ("gradients", "parameters"):
+        ok(train(2, alone / "run.toml", *back, "train.reproducible=run", f"comm.sharding={kind}", f"run.out=cut-{kind}"))
+        found = store.chosen(alone / f"cut-{kind}/checkpoints", "best")
+        assert all(not found.read(f"parameters/{name}.weight")[found.read(f"mask/{name}.weight") == 0].any()
+                   for name in ("linear0", "linear1", "head"))
 
 
 @pytest.mark.parametrize("rewind", [0, pytest.param(3, marks=pytest.mark.slow)])
@@ -105,6 +131,8 @@ def test_a_lottery_ticket_has_one_mask_and_one_curve_on_any_ranks(alone: Path, r
     assert not end.read("optimizer/m/linear0.weight").any() and int(end.read("optimizer/steps")) == 0
     rates = [line["lr"] for line in steps(one)]
     assert rates[8:] == rates[rewind:rewind + 4]
+    if not rewind:
+        return
     for step in (10, 11, 12):
         shutil.rmtree(one / f"checkpoints/step-000000{step}")
     ok(train(2, alone / "run.toml", *options, f"run.out={one.name}", "--resume"))
@@ -113,24 +141,30 @@ def test_a_lottery_ticket_has_one_mask_and_one_curve_on_any_ranks(alone: Path, r
 
 def test_patterns_leave_layers_they_do_not_fit_and_say_so(alone: Path) -> None:
     result = ok(train(2, alone / "run.toml", *LAYOUT, "shrink.prune=n:m", "shrink.pattern=2:4", "run.out=nm", "shrink.skip=head",
-                      "train.reproducible=run", "comm.sharding=gradients"))
+                      "train.reproducible=run", "comm.sharding=gradients", "train.steps=2", "train.eval_every=2"))
     assert "pruned 1,280 of 2,560 weights, 50.0%, in 2 layers; these zeros stay" in result.out
     w = store.latest(alone / "nm/checkpoints").read("parameters/linear0.weight")
     assert ((w.reshape(-1, 4) != 0).sum(axis=1) == 2).all()
     result = ok(train(1, alone / "run.toml", *LAYOUT, "shrink.prune=block", "shrink.pattern=16x1", "shrink.sparsity=0.5",
-                      "run.out=b"))
+                      "run.out=b", "train.steps=2", "train.eval_every=2"))
     assert "not pruned: head.weight: a side is not a multiple of 16x1" in result.out, result.out
     w = store.latest(alone / "b/checkpoints").read("parameters/linear0.weight").reshape(2, 16, 64) != 0
     assert (w.all(axis=1) == w.any(axis=1)).all() and w.mean() == 0.5
 
 
-def test_what_does_not_fit_the_run_is_refused(alone: Path) -> None:
-    config = alone / "run.toml"
-    refused(train(1, config, *PRUNE, "shrink.end=60", "run.out=x"), 78, "shrink.end = 60 lies beyond the 50 steps")
-    refused(train(1, config, *PRUNE, "shrink.skip=hed", "run.out=x"), 78, 'shrink.skip = "hed" names no weight',
-            'did you mean "head"')
-    refused(train(2, config, "shrink.prune=n:m", "shrink.pattern=2:4", "mesh.tp=2", "model.hidden=[20,10]", "run.out=x",
-                  "mesh.plan={linear0=\"column\", linear1=\"row\"}"), 78, 'cuts the rows of "linear1.weight" into parts of 10')
+@pytest.mark.parametrize(("ranks", "options", "words"), [
+    (1, (*PRUNE, "shrink.end=60"), "shrink.end = 60 lies beyond the 50 steps"),
+    (1, (*PRUNE, "shrink.skip=hed"), 'shrink.skip = "hed" names no weight that would be pruned (did you mean "head"'),
+    (1, (*PRUNE, "shrink.skip=*"), 'shrink.prune = "magnitude": no weight of the model can be pruned'),
+    (1, (*PRUNE, "shrink.prune=none.py:Rule"), "no file"),
+    (1, ("shrink.prune=n:m", "shrink.pattern=0:4"), '0 < N < M, and M is a power of two; found "0:4"'),
+    (2, ("shrink.prune=n:m", "shrink.pattern=2:4", "mesh.tp=2", "model.hidden=[20,10]",
+         'mesh.plan={linear0="column", linear1="row"}'), 'cuts the rows of "linear1.weight" into parts of 10')])
+def test_what_does_not_fit_the_run_is_refused(alone: Path, ranks: int, options: tuple[str, ...], words: str) -> None:
+    """By `inspect`, which refuses what `train` does (tests/config/test_rules.py)."""
+    with pytest.raises((ConfigError, MeshError)) as error:
+        list(inspect(alone / "run.toml", list(options), ranks=ranks))
+    assert words in str(error.value)
 
 
 def test_inspect_says_the_share_of_zeros_of_each_weight(alone: Path) -> None:

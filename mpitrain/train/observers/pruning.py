@@ -138,7 +138,7 @@ class Pruning(Observer):
     def _go_back(self) -> None:
         policy = self.policy
         for s in policy.own():
-            policy.storage.values[s.start:s.stop] = self.first[s.start:s.stop]
+            policy.storage.values[s.start:s.stop][...] = self.first[s.start:s.stop]
         policy.optimizer.restart()
         self._count_from(self.end)
 
