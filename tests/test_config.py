@@ -137,7 +137,7 @@ def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
                                  "train.eval_every", "train.copy_every", "data.stride", "data.workers", "mesh.pp", "mesh.dp",
                                  "mesh.cp", "mesh.ep", "mesh.tp", "mesh.chunks", "log.every", "checkpoint.every",
                                  "checkpoint.keep", "optimizer.warmup_steps", "run.seed", "shrink.begin", "shrink.end",
-                                 "shrink.every"])
+                                 "shrink.every", "shrink.least"])
 def test_no_count_is_less_than_zero(tmp_path, key):
     others = ["train.epochs=0"] if key == "train.steps" else ["train.steps=0"] if key == "train.epochs" else []
     with pytest.raises(ConfigError, match=f"{key} must be at least [01], found -1"):

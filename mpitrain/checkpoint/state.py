@@ -83,7 +83,8 @@ class Kept:
 
     def dtype_of(self, name: str) -> np.dtype[Any]:
         """The dtype of a leaf's array."""
-        return np.dtype(self.others.get(name, self.dtype))
+        found: np.dtype[Any] = np.dtype(self.others.get(name, self.dtype))
+        return found
 
     def name(self, leaf: Described) -> str:
         return f"{self.prefix}/{leaf.key}"
@@ -144,8 +145,8 @@ class State:
         self._shapes, storage = whole_shapes(whole or model), model.storage
         assert storage is not None
         self.parameters = Kept("parameters", self._parameters, storage.dtype)
-        self.buffers = Kept("buffers", lambda: [Placed(b, b.array) for _, b in model.named_buffers()], storage.dtype, of="buffers",
-                            others={name: b.kind for name, b in (whole or model).named_buffers() if b.kind})
+        self.buffers = Kept("buffers", lambda: [Placed(b, b.array) for _, b in model.named_buffers()], storage.dtype,
+                            of="buffers", others={name: b.kind for name, b in (whole or model).named_buffers() if b.kind})
         self.kept: list[Kept | Values] = [self.parameters, self.buffers]
         if optimizer is not None:
             sliced = self.shards is not None

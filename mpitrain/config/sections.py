@@ -162,6 +162,8 @@ class ShrinkConfig:
     every: int = 1
     rewind: int | str = "never"              # the step whose weights all go back to at the end, once
     skip: tuple[str, ...] = ()               # layers that stay whole: names, with *
+    quantize: str = ""                       # one of FORMATS, which the weights of linear layers are rounded to at each step
+    least: int = 1 << 16                     # linear layers with fewer weights stay as they are in that
 
 
 @dataclass(frozen=True)

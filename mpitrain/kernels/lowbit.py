@@ -1,7 +1,7 @@
-"""Products with weights in few bits: y (M, N) = x (M, K) w' times scales + bias. native/lowbit.c has the formats and the order of sums.
+"""Products with weights in few bits: y (M, N) = x (M, K) w' times scales + bias. native/lowbit.c has formats and order of sums.
 
-`int8` and `int4` take x as floats; sums of floats, so the array expression is only close to C. `rows` makes whole numbers of x, and
-`int8_integers` and `int4_integers` multiply those: C's, Numba's and NumPy's have equal bits.
+`int8` and `int4` take x as floats; sums of floats, so the array expression is only close to C. `rows` makes whole numbers of x,
+and `int8_integers` and `int4_integers` multiply those: C's, Numba's and NumPy's have equal bits.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _rows_host(call: CFunction, x: Array, unit: int, given: float) -> tuple[Arra
 def _int8_integers(q: Array, of_x: Array, sums: Array, w: Array, scale: Array, bias: Array | None) -> Array:
     if q.shape[1] != padded_to(w.shape[1], VECTOR):
         misfit("int8_integers", q, w)
-    exact = array_module(q).matmul(q[:, :w.shape[1]].astype(np.float64), w.T.astype(np.float64))      # of whole numbers below 2^53
+    exact = array_module(q).matmul(q[:, :w.shape[1]].astype(np.float64), w.T.astype(np.float64))     # whole numbers below 2^53
     return _with_bias(exact.astype(np.float32) * (of_x[:, None] * scale), bias)
 
 
@@ -159,8 +159,10 @@ of each, its largest size / 127). A row that is not finite has the scale NaN."""
 
 int8_integers: Any = Kernel("lowbit_int8_integers", _int8_integers, host=_int8_integers_host,
                             numba=_int8_integers_host.loop("lowbit"))
-"""y from (x int8 (M, K padded to whole vectors), scales and sums of its rows, w int8 (N, K), scale (N,), bias or None); K is 2^16 at most."""
+"""y from (x int8 (M, K padded to whole vectors), scales and sums of its rows, w int8 (N, K), scale (N,), bias or None); K is 2^16
+at most."""
 
 int4_integers: Any = Kernel("lowbit_int4_integers", _int4_integers, host=_int4_integers_host,
                             numba=_int4_integers_host.loop("lowbit"))
-"""y from (x int8 (M, K padded to whole spans), scales and sums of its rows, w uint8 (N, G, 16), scale float16 (N, G), bias or None)."""
+"""y from (x int8 (M, K padded to whole spans), scales and sums of its rows, w uint8 (N, G, 16), scale float16 (N, G), bias or
+None)."""

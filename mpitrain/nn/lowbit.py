@@ -78,6 +78,40 @@ class LowBitProduct(Function):
                 grad.reshape(-1, layer.outputs).sum(0) if ctx.needs[1] else None)
 
 
+class Rounded(Function):
+    """A weight as its format keeps it; the gradient goes straight through (Bengio et al. 2013), since no scale here clips."""
+
+    floats = 1
+
+    @staticmethod
+    def forward(ctx: Context, weight: Array, *, format: Format) -> Array:
+        kept = format.dequantize(format.quantize(weight.astype(np.float32, copy=False)), weight.shape[1])
+        return kept.astype(weight.dtype, copy=False)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Any:
+        return grad
+
+
+class RoundedLinear(Linear):
+    """`nn.Linear` whose weight is rounded to a format at each forward while its own values are trained: quantization-aware
+    training. What is quantized then has the very values that were computed with."""
+
+    format: Format
+
+    @classmethod
+    def of(cls, layer: Linear, format: Format) -> RoundedLinear:
+        """A layer that takes the place of `layer`, with its parameters."""
+        made = object.__new__(cls)
+        vars(made).update(vars(layer), format=format)
+        return made
+
+    def forward(self, x: Any) -> Tensor:
+        operands = self.weight.operands
+        y = ops.linear(x, Rounded.apply(self.weight, format=self.format), self.bias, self.fused, operands=operands)
+        return y if self.after is None else self.after(y)
+
+
 class _LowBit(Module):
     """A layer whose weight is in a format: one buffer for each array of it."""
 
@@ -130,7 +164,8 @@ class LowBitEmbedding(_LowBit):
     @classmethod
     def of(cls, layer: Embedding, format: Format) -> LowBitEmbedding:
         """A table without memory that takes the place of `layer`."""
-        return cls(*layer.weight.global_shape, format)
+        outputs, inputs = layer.weight.global_shape
+        return cls(outputs, inputs, format)
 
     def forward(self, indices: Any) -> Tensor:
         plain = indices.array if isinstance(indices, Tensor) else indices

@@ -293,7 +293,7 @@ class Run(AbstractContextManager["Run"]):
             yield used
 
     def calibrate(self, model: nn.Module, layers: Sequence[str], rows: int) -> dict[str, float]:
-        """The scales of the inputs of layers (paths) of a whole saved model, over the first training rows; the same on any ranks."""
+        """The scales of the inputs of layers (paths) of a whole saved model, over the first training rows; equal on any ranks."""
         from mpitrain.run import calibrating
         with self._at_work():
             return calibrating.calibrate(self._open(), model, layers, rows)

@@ -23,7 +23,8 @@ SHIFT = 18                                        # bits of a float32 that do no
 BINS = 0x7F800000 >> SHIFT                        # of finite sizes
 
 
-def ranges(model: nn.Module, layers: Sequence[str], read: Callable[[int], Any], n_chunks: int, channel: Objects) -> dict[str, float]:
+def ranges(model: nn.Module, layers: Sequence[str], read: Callable[[int], Any], n_chunks: int, channel: Objects
+           ) -> dict[str, float]:
     """The scale of the inputs, their largest size / 127, of each layer of `model` (paths), over chunks of rows.
 
     `read(c)` gives chunk c of `n_chunks` as the model takes it. Every rank has the whole model, runs the chunks c with c mod
@@ -68,14 +69,15 @@ def _watched(model: nn.Module, counts: dict[str, Array]) -> Iterator[None]:
 def _scale(path: str, counts: Array) -> float:
     """The scale with the least expected squared error, of a number for each bin and one for what is not finite."""
     if counts[BINS]:
-        raise NumericsError(f'layer "{path}": {counts[BINS]:,} of its inputs are not finite on the calibration rows; look at the data, '
-                            "or take a dynamic format")
+        raise NumericsError(f'layer "{path}": {counts[BINS]:,} of its inputs are not finite on the calibration rows; look at the '
+                            "data, or take a dynamic format")
     ends = ((np.arange(BINS, dtype=np.uint32) + 1) << SHIFT).view(np.float32).astype(np.float64)
     starts = (np.arange(BINS, dtype=np.uint32) << SHIFT).view(np.float32).astype(np.float64)
     used = np.flatnonzero(counts[:BINS])
     used = used[used > 0]                         # zeros are exact with any scale
     if not len(used):
-        raise NumericsError(f'layer "{path}": all its inputs are zeros on the calibration rows; take more rows (--calibrate), or skip it')
+        raise NumericsError(f'layer "{path}": all its inputs are zeros on the calibration rows; take more rows (--calibrate), or '
+                            "skip it")
     n, sizes, best = counts[used].astype(np.float64), (starts[used] + ends[used]) / 2, (np.inf, 0.0)
     for top in ends[max(used[-1] - 128, 0):used[-1] + 1]:     # at most 4 powers of two are clipped
         step, inside = top / 127, sizes <= top

@@ -3,7 +3,7 @@
     int8    a scale for each output, whole numbers -127..127                         8 bits and 32/K
     int4    groups of 32 inputs with a float16 scale each, whole numbers -8..7       4.5 bits
     int8-static     as int8-dynamic, with one scale for all inputs of the layer, found on calibration rows
-    int8-dynamic, int4-dynamic      the same weights; each row of the layer's input becomes int8 on the way, with a scale of its own
+    int8-dynamic, int4-dynamic      the same weights; each row of the layer's input becomes int8, with a scale of its own
 
 A weight is the whole number times the scale: symmetric, so zero stays zero. The group of int4 and the order of its nibbles are
 those of ggml's Q4_0: byte i of a group has weight i in its low half and weight i + 16 in its high one, 8 added to each.
@@ -30,7 +30,8 @@ STEPS = np.linspace(0.8, 1.1, 13)          # scales that are tried for a group, 
 
 def refuse_nonfinite(weight: Array) -> None:
     if not np.isfinite(weight).all():
-        raise NumericsError("the weight has NaN or infinite values, which have no whole numbers; take another checkpoint (--step)")
+        raise NumericsError("the weight has NaN or infinite values, which have no whole numbers; take another checkpoint "
+                            "(--step)")
 
 
 @FORMATS.register("int8")

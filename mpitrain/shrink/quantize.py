@@ -16,7 +16,7 @@ import numpy as np
 
 from mpitrain import nn
 from mpitrain.errors import ConfigError, NumericsError, ShapeError, nearest
-from mpitrain.nn.lowbit import Format, LowBitEmbedding, LowBitLinear
+from mpitrain.nn.lowbit import Format, LowBitEmbedding, LowBitLinear, RoundedLinear
 from mpitrain.shrink.formats import FORMATS
 
 LEAST = 1 << 16               # weights of a layer from which on few bits pay: below, its float weight stays in the L2 cache
@@ -24,7 +24,7 @@ LEAST = 1 << 16               # weights of a layer from which on few bits pay: b
 
 @dataclass(frozen=True)
 class Chosen:
-    """`formats` by path of the layer; `left`: (path, why it stays in floats) of each layer with a weight that is not among them."""
+    """`formats` by path of the layer; `left`: (path, why it stays in floats) of each other layer with a weight."""
 
     formats: dict[str, str]
     left: list[tuple[str, str]]
@@ -78,6 +78,8 @@ def stays(layer: nn.Module, format: Format, least: int = LEAST) -> str:
 
 def is_ours(layer: nn.Module) -> bool:
     """Whether a layer computes what `Linear` or `Embedding` does, and so can be replaced."""
+    if isinstance(layer, RoundedLinear):
+        return True
     if isinstance(layer, nn.Embedding):
         return type(layer).forward is nn.Embedding.forward and layer.max_norm is None
     return isinstance(layer, nn.Linear) and type(layer).forward is nn.Linear.forward
@@ -111,6 +113,23 @@ def in_formats(model: nn.Module, formats: Mapping[str, Any], folder: Path | None
             module.replace(layer, made)
 
 
+def rounded_anew(model: nn.Module, name: str, skip: Sequence[str], folder: Path | None, least: int) -> None:
+    """Has the linear layers that `choose` would choose round their weights at each forward; before memory is given."""
+    format, layers = find(name, folder), dict(model.named_modules())
+    if format.calibrated:
+        raise ConfigError(f'shrink.quantize = "{name}": the range of inputs changes while a run trains; set it to "int8", and '
+                          f"quantize the trained run to {name}")
+    chosen = choose(model, name, skip, folder, least)
+    found = [path for path in chosen.formats if isinstance(layers[path], nn.Linear)]
+    if not found:
+        raise ConfigError(f'shrink.quantize = "{name}": the model has no linear layer for it')
+    for path in found:
+        layer = cast(nn.Linear, layers[path])
+        made = RoundedLinear.of(layer, format)
+        for module in layers.values():
+            module.replace(layer, made)
+
+
 def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None = None,
              input_scales: Mapping[str, float] | None = None) -> list[Row]:
     """Replaces these layers of a model that has its values, in place, and gives it memory anew; what became of each layer.
@@ -120,7 +139,7 @@ def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None =
     ConfigError as of `in_formats`; NumericsError, which names the layer, where a weight is not finite.
     """
     assert model.storage is not None
-    layers, precision = dict(model.named_modules()), model.storage.precision
+    layers, precision, scales = dict(model.named_modules()), model.storage.precision, input_scales or {}
     weights = {path: np.array(vars(layers[path])["weight"].array, np.float32) for path in formats if path in layers
                and isinstance(vars(layers[path]).get("weight"), nn.Parameter)}
     values = {name: np.array(array) for name, array in model.state_dict().items()}
@@ -134,9 +153,9 @@ def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None =
                 raise type(error)(f'layer "{path}": {error.message}') from None
             values |= {f"{path}.{name}": array for name, array in arrays.items()}
             if layer.format.calibrated:
-                if path not in (input_scales or {}):
+                if path not in scales:
                     raise ConfigError(f'layer "{path}": the format "{formats[path]}" needs the range of its inputs; calibrate it')
-                values[f"{path}.input_scale"] = np.float32(input_scales[path])      # type: ignore[index]
+                values[f"{path}.input_scale"] = np.array(scales[path], np.float32)
             rows.append(Row.of(path, formats[path], weights[path], layer.format.dequantize(arrays, layer.inputs),
                                sum(array.nbytes for array in arrays.values())))
     model.initialize(0, precision)

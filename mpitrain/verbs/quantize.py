@@ -16,15 +16,19 @@ if TYPE_CHECKING:
 
 HELP = "make a run whose weights are kept in few bits from a trained one; needs no MPI"
 ROWS = 512
+NONE = {"prune": "", "sparsity": 0.0, "pattern": "", "scope": "layer", "begin": 0, "end": 0, "every": 1, "rewind": "never",
+        "skip": (), "quantize": "", "least": 1 << 16}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--format", required=True, help='"int8", "int4", "int8-dynamic", "int4-dynamic", "int8-static", or your own, "file.py:name"')
+    parser.add_argument("--format", required=True,
+                        help='"int8", "int4", "int8-dynamic", "int4-dynamic", "int8-static", or your own, "file.py:name"')
     parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
     parser.add_argument("--skip", action="append", default=[], metavar="PATTERN",
                         help="layers that stay in floats, names with * (may be given again)")
-    parser.add_argument("--all", action="store_true", help="also layers so small that few bits do not make them faster")
+    parser.add_argument("--least", type=int, metavar="N",
+                        help="layers with fewer weights stay in floats (default: 65,536, from where few bits are faster)")
     parser.add_argument("--calibrate", type=int, default=ROWS, metavar="ROWS",
                         help=f"training rows that show the range of inputs, for int8-static (default: {ROWS})")
     parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
@@ -39,7 +43,7 @@ def run(options: Namespace, process: Process) -> int:
         raise UsageError(f"--calibrate must be at least 1 row, found {options.calibrate}")
     saved = load(options.path, options.step)
     folder = saved.config.folder
-    chosen = choose(saved.model, options.format, options.skip, folder, 0 if options.all else LEAST)
+    chosen = choose(saved.model, options.format, options.skip, folder, LEAST if options.least is None else options.least)
     scales, first = {}, True
     if find(options.format, folder).calibrated:
         from mpitrain.run import Run
@@ -60,7 +64,8 @@ def write(options: Namespace, saved: SavedModel, chosen: Chosen, scales: dict[st
     formats = {**saved.config.model.formats, **chosen.formats}
     made = {"by": "quantize", "of": str(options.path), "step": saved.step, "format": options.format,
             "layers": [row._asdict() for row in rows], "left": dict(chosen.left)}
-    out = save(options.out, saved.made_into(saved.model, model={"formats": formats}), made=made, overwrite=options.overwrite)
+    quantized = saved.made_into(saved.model, model={"formats": formats}, shrink=NONE)
+    out = save(options.out, quantized, made=made, overwrite=options.overwrite)
     for line in table_lines(made):
         print(line)
     print(f"{out}: {len(rows)} layers in {options.format}, {len(chosen.left)} in floats; mpitrain evaluate {out} says how well "

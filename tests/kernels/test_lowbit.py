@@ -1,4 +1,4 @@
-"""Products with weights in few bits: C, Numba and NumPy, with and without the CPU's dot products, and any batch: the same bits."""
+"""Products with weights in few bits: C, Numba and NumPy, with and without the CPU's dot products, in any batch: equal bits."""
 
 from __future__ import annotations
 

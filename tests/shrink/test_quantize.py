@@ -159,8 +159,8 @@ def test_scales_of_inputs_have_the_same_bits_on_any_ranks(trained: Path) -> None
     found = []
     for n in (1, 2, 4):
         out = trained.with_name(f"static-{n}")
-        made_on = mpirun(n, "-m", "mpitrain", "quantize", str(trained), "--format", "int8-static", "--out", str(out), "--all",
-                         "--calibrate", "300")
+        made_on = mpirun(n, "-m", "mpitrain", "quantize", str(trained), "--format", "int8-static", "--out", str(out), "--least",
+                         "0", "--calibrate", "300")
         assert made_on.rc == 0, made_on.err
         found.append(json.loads((out / "run.json").read_text())["buffers_sha256"])
     assert len(set(found)) == 1
@@ -197,8 +197,40 @@ def test_calibration_refuses_inputs_without_a_range(value: float, expected: str)
 
 @pytest.mark.parametrize("name", ["int8-dynamic", "int4-dynamic"])
 def test_dynamic_formats_are_close_and_do_not_depend_on_the_batch(trained: Path, name: str) -> None:
-    few, x = load(made(trained, name, "--all")), np.random.default_rng(0).random((9, 64)).astype(np.float32)
+    few, x = load(made(trained, name, "--least", "0")), np.random.default_rng(0).random((9, 64)).astype(np.float32)
     y = few.model(x).array
     whole = load(trained).model(x).array
     assert np.abs(y - whole).max() < (0.03 if "8" in name else 0.3) * np.abs(whole).max()
     assert all(few.model(x[i:i + 1]).array.tobytes() == y[i].tobytes() for i in range(9))
+
+
+@pytest.mark.mpi
+def test_training_in_few_bits_gives_the_weights_that_it_computed_with(trained: Path) -> None:
+    folder = trained.parents[1]
+    train = ("-m", "mpitrain", "train", "run.toml", "shrink.quantize=int4", "shrink.least=0", "train.steps=6",
+             "train.reproducible=layout", "train.micro_batches=2", "model.init_from=runs/run")
+    for n in (1, 2):
+        done = mpirun(n, *train, f"run.out=runs/aware-{n}", cwd=folder)
+        assert done.rc == 0, done.err
+    aware, again = (load(folder / "runs" / f"aware-{n}") for n in (1, 2))
+    assert aware.hashes() == again.hashes() and aware.hashes() != load(trained).hashes()
+    few = load(made(folder / "runs" / "aware-1", "int4", "--least", "0"))
+    x = np.random.default_rng(0).random((5, 64)).astype(np.float32)
+    assert np.allclose(few.model(x).array, aware.model(x).array, rtol=1e-5, atol=1e-5)
+    assert few.config.shrink.quantize == ""
+
+
+def test_the_gradient_of_rounding_goes_straight_through() -> None:
+    from mpitrain.shrink.quantize import rounded_anew
+    model = nn.Sequential(("a", nn.Linear(64, 8)))
+    rounded_anew(model, "int4", (), None, 0)
+    model.initialize(0)
+    x = np.random.default_rng(0).random((5, 64)).astype(np.float32)
+    model(x).sum().backward()
+    assert np.allclose(dict(model.named_parameters())["a.weight"].grad, np.tile(x.sum(0), (8, 1)), rtol=1e-5)
+
+
+def test_formats_whose_inputs_have_a_range_are_not_for_training() -> None:
+    from mpitrain.shrink.quantize import rounded_anew
+    with pytest.raises(ConfigError, match="the range of inputs changes"):
+        rounded_anew(nn.Sequential(("a", nn.Linear(64, 8))), "int8-static", (), None, 0)

@@ -96,6 +96,9 @@ def make_model(config: Config) -> nn.Module:
     if config.model.formats:
         from mpitrain.shrink.quantize import in_formats
         in_formats(model, config.model.formats, config.folder)
+    if config.shrink.quantize:
+        from mpitrain.shrink.quantize import rounded_anew
+        rounded_anew(model, config.shrink.quantize, config.shrink.skip, config.folder, config.shrink.least)
     if config.train.recompute:
         keep_inputs_only(model, config.train.recompute)
     return model
