@@ -32,7 +32,10 @@ def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, 
         drift = y.mean(axis=1)
         y -= drift[:, None]
         means = means + drift
-    inverses = 1 / xp.sqrt((y * y).mean(axis=1) + x.dtype.type(eps))
+    variances = (y * y).mean(axis=1)
+    if centred:                                                # A row too large for its squares is NaN, as in C.
+        variances[xp.isinf(variances)] = xp.nan
+    inverses = 1 / xp.sqrt(variances + x.dtype.type(eps))
     y *= inverses[:, None]
     y *= weight
     if bias is not None:

@@ -154,3 +154,13 @@ def test_a_row_of_equal_numbers_is_zero_and_has_no_gradient(value: float, width:
     np.testing.assert_allclose(y.array, 0, atol=1e-3)
     run_backward(y, np.ones_like(x.array))
     np.testing.assert_allclose(x.grad, 0, atol=0.1)            # beside 1 / sqrt(eps) = 316
+
+
+@pytest.mark.parametrize(("dtype", "large"), [("float32", 3e30), ("float64", 1e200)])
+def test_a_row_too_large_for_its_squares_is_nan(dtype: str, large: float) -> None:
+    x = np.arange(24.0).reshape(3, 8).astype(dtype)
+    x[1, 2] = large
+    ones = np.ones(8, dtype)
+    with np.errstate(all="ignore"):
+        found = ops.layer_norm(x, ones, 0 * ones).array
+    assert np.isnan(found[1]).all() and np.isfinite(found[[0, 2]]).all()

@@ -145,6 +145,7 @@ class Norm:
         from mpitrain import nn
         self.model = nn.Sequential(("norm", nn.BatchNorm1d(3)))
         self.model.initialize(seed=0, dtype="float32")
+        nn.defer_statistics(self.model)
         self.running = self.model["norm"].running
 
     def record(self, micro):

@@ -19,6 +19,7 @@ from mpitrain.train.observers.stragglers import straggler
 STALLS = Path(__file__).with_name("stalls.py")
 LIMIT = 5.0                                       # seconds beyond stall_s until the end of mpirun
 ONLY_OPEN_MPI = pytest.mark.skipif("not __import__('launch').is_open_mpi()", reason="needs Open MPI: its mpirun --with-ft ulfm")
+ONLY_WITH_C = pytest.mark.skipif("__import__('os').environ.get('MPITRAIN_KERNELS', 'c') != 'c'", reason="needs native/leave.c")
 START = 8.0                                       # a start takes 1 to 6 seconds on a busy machine
 PHASES = ("start", "load", "forward", "backward", "exchange", "update", "evaluation", "save", "finish")
 STILL = ("stop", "hold", "loop", "mpi", "read")
@@ -104,6 +105,7 @@ def test_an_endless_loop_of_a_run_of_one_rank_is_named(tmp_path: Path) -> None:
     assert " in loop at stalls.py:" in result.err
 
 
+@ONLY_WITH_C
 @pytest.mark.promise("A4")
 def test_a_rank_that_never_comes_to_the_start_of_mpi_is_named(tmp_path: Path) -> None:
     result = run(tmp_path, 2, "stop", "mpi", 1, "train.start_s=1")
@@ -112,6 +114,7 @@ def test_a_rank_that_never_comes_to_the_start_of_mpi_is_named(tmp_path: Path) ->
                         r"signal\); see .*", result.error_lines[0])
 
 
+@ONLY_WITH_C
 @ONLY_OPEN_MPI
 @pytest.mark.promise("A2", "A4")
 @pytest.mark.parametrize(("n", "kind", "rank", "says"), [(2, "kill", 0, 1), (2, "kill", 1, 0), (3, "leave", 0, "[12]")])
@@ -239,6 +242,7 @@ def test_a_program_that_does_not_end_after_its_run_is_named_while_other_ranks_wa
     assert "pulse.py" not in (tmp_path / "run/errors/rank-1.stack.txt").read_text().splitlines()[0]
 
 
+@ONLY_WITH_C
 @pytest.mark.promise("A1", "A2")
 @pytest.mark.parametrize("phase", ["start", "backward"])
 def test_a_library_that_calls_exit_does_not_choose_the_exit_code_of_the_job(tmp_path: Path, phase: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from launch import Job, Result, is_watcher, send, tagged, wait_until
 from runs import record
-from test_stalls import ONLY_OPEN_MPI, start
+from test_stalls import ONLY_OPEN_MPI, ONLY_WITH_C, start
 
 from mpitrain.comm.watch.processes import PARENT, RANK_VARIABLES, stat
 
@@ -71,6 +71,7 @@ def test_where_the_first_rank_cannot_replace_the_watcher_the_next_one_does(tmp_p
     replaced(result, "has said nothing for 6 s or more")
 
 
+@ONLY_WITH_C
 @ONLY_OPEN_MPI
 @pytest.mark.promise("A4")
 def test_a_rank_whose_watcher_dies_before_mpi_has_started_ends_by_itself(tmp_path: Path) -> None:
