@@ -13,7 +13,7 @@ import numpy as np
 from mpitrain import data, nn
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.config import Config, made_config
-from mpitrain.errors import ConfigError, DataError, OtherModelError, UsageError, nearest
+from mpitrain.errors import LONGEST_NAME, ConfigError, DataError, OtherModelError, UsageError, nearest
 from mpitrain.interchange import safetensors
 from mpitrain.interchange.exporting import ABOUT, DATA, Tell
 from mpitrain.interchange.names import NAMES, Entry, NameTable
@@ -21,6 +21,7 @@ from mpitrain.interchange.tensors import BFLOAT16, Array, Stored, TensorFile, ma
 from mpitrain.train.build.from_config import make_model
 from mpitrain.train.build.saved import SavedModel, save
 
+PLAIN = (bool, int, float, str)
 PRECISIONS = ("float32", "float64", "bfloat16")
 WRAPPERS = ("_orig_mod.", "module.")              # what torch.compile and DistributedDataParallel put before every name
 
@@ -35,7 +36,9 @@ def bring_in(path: Path, out: Path, *, names: str = "", overrides: Sequence[str]
     """
     file = read(path)
     about = _about(file)
-    names = names or str(about.get("names", ""))
+    if not names and ":" in about.get("names", ""):
+        raise UsageError(f"the file has names of a table of somebody's own, {shown(about['names'])}; give --names yourself")
+    names = names or about.get("names", "")
     if not names:
         raise UsageError(f"the file does not say whose names it has; give --names, one of {', '.join(NAMES)}")
     if not about and names == "own" and "model.name" not in {word.partition("=")[0] for word in overrides}:
@@ -61,8 +64,8 @@ def bring_in(path: Path, out: Path, *, names: str = "", overrides: Sequence[str]
 
 def read(path: Path) -> TensorFile:
     """The tensors of a file, whose first bytes say what it is."""
-    first = mapped(path)[:4].tobytes()
-    if first[:2] == b"PK" or first[:1] == b"\x80":
+    first = mapped(path)[:9].tobytes()
+    if first[8:] != b"{" and first.startswith((b"PK", b"\x80")):      # the length of a header may begin so, too
         from mpitrain.interchange import torch_files
         return torch_files.read(path)
     return safetensors.read(path)
@@ -78,6 +81,8 @@ def _about(file: TensorFile) -> dict[str, Any]:
         if not isinstance(found, dict) or not isinstance(found["model"], dict):
             raise ValueError("no table of the model")
         _bounded(found["model"], sum(stored.bits.size for stored in file.tensors.values()), len(file.tensors))
+        if not isinstance(found.get("names"), str) or found["names"] not in NAMES and ":" not in found["names"]:
+            raise ValueError(f"names {found.get('names')!r}")
         if not isinstance(found.get("transform", []), list) or found.get("precision", "float32") not in PRECISIONS:
             raise ValueError("transform or precision is not what export writes")
     except (ValueError, KeyError, RecursionError) as error:
@@ -87,11 +92,14 @@ def _about(file: TensorFile) -> dict[str, Any]:
 
 
 def _bounded(model: Mapping[str, Any], numbers: int, tensors: int) -> None:
-    """ValueError for sizes that no model of so many numbers has: building one would take memory, or for ever."""
+    """ValueError for what is no plain value, and for sizes that no model of so many numbers has: building one would take memory,
+    or for ever."""
     for key, value in model.items():
         for size in value if isinstance(value, list) else [value]:
-            if isinstance(size, (dict, list)):
-                raise ValueError(f"model.{key} is no list of plain values")
+            if not isinstance(size, PLAIN) or key in ("init_from", "arguments"):
+                raise ValueError(f"model.{key} is {size}")
+            if isinstance(size, str) and not (size.isprintable() and len(size) <= LONGEST_NAME):
+                raise ValueError(f"model.{key} is {size!r}")
             if type(size) is int and abs(size) > (tensors if key == "layers" else max(numbers, 1 << 16)):
                 raise ValueError(f"model.{key} = {size} for {tensors} tensors of {numbers} numbers")
 
@@ -101,18 +109,21 @@ def _config(table: NameTable, file: TensorFile, tensors: Mapping[str, Stored], a
     given = frozenset(override.partition("=")[0] for override in overrides)
     model = about.get("model") or table.keys({name: stored.shape for name, stored in tensors.items()}, file, given)
     transform = list(about.get("transform", [])) if has_state or about.get("names") == "own" else []
-    for key, value in [("model.name", model.get("name")), *(("data.transform", _name(one)) for one in transform)]:
-        if isinstance(value, str) and ":" in value and key not in given:
-            raise ConfigError(f"the file names code of somebody's own, {shown(value)}, which is not run because a file says so; "
-                              f"give {key}={shown(value)[1:-1]} yourself if it is yours", file=file.path)
+    if about:
+        _refuse_code({**{f"model.{key}": value for key, value in model.items()}, "data.transform": transform}, given, file.path)
     kinds = {stored.dtype for stored in tensors.values() if stored.is_float}
     tables = {"model": model, "data": {"transform": transform, "validation": 0}, "run": {"out": str(out)},
               "train": {"epochs": 1, "precision": about.get("precision", "float64" if "float64" in kinds else "float32")}}
     return made_config(tables, overrides, out.name)
 
 
-def _name(entry: Any) -> Any:
-    return entry.get("name") if isinstance(entry, dict) else entry
+def _refuse_code(keys: Mapping[str, Any], given: frozenset[str], path: Path) -> None:
+    """ConfigError where a key that the user has not given names a module or a file, which would be imported."""
+    for key, value in keys.items():
+        text = json.dumps(value)
+        if key not in given and ":" in text.replace('": ', ""):          # not the one between a key and its value
+            raise ConfigError(f"the file names code of somebody's own in {key}, {shown(text)}, which is not run because a file "
+                              f"says so; give {key}=... yourself if it is yours", file=path)
 
 
 def unwrapped(tensors: Mapping[str, Stored], table: NameTable, tell: Tell) -> dict[str, Stored]:

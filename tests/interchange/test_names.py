@@ -136,11 +136,26 @@ def test_names_and_shapes_of_another_model_are_refused_with_the_nearest(tmp_path
         export(saved, Wanted(tmp_path / "y.pt", "gpt2"), lambda _: None)
 
 
-def test_code_that_a_file_names_is_not_run(tmp_path: Path) -> None:
+def test_nothing_that_a_file_says_is_run_or_built_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mpitrain.interchange import safetensors
-    for model, said in (({"name": "os:system", "command": "touch ran"}, "names code of somebody's own"),
-                        ({"name": "gpt", **SIZES, "layers": 10**9}, "layers = 1000000000 for 1 tensors")):
-        about = json.dumps({"names": "own", "model": model})
-        safetensors.write(tmp_path / "x", {"a": np.ones(3)}, {"mpitrain": about}, overwrite=True)
-        with pytest.raises((ConfigError, DataError), match=said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "evil.py").write_text("open('ran', 'w')\nrun = None\n")
+    gpt, evil = {"name": "gpt", **SIZES}, "evil.py:run"
+    for about, said in (
+            ({"model": {**gpt, "name": evil}}, "names code of somebody's own"),
+        ({"names": evil, "model": gpt}, "give --names yourself"),
+            ({"model": {**gpt, "activation": evil}}, "names code of somebody's own"),
+            ({"model": gpt, "transform": [evil]}, "names code of somebody's own"),
+            ({"model": gpt, "transform": [{"name": evil, "a": 1}]}, "names code of somebody's own"),
+            ({"model": {**gpt, "layers": 10**9}}, "layers = 1000000000 for 3 tensors"),
+        ({"model": {**gpt, "width": 10**9}}, "width ="),
+            ({"model": {**gpt, "init_from": "x"}}, "model.init_from is x"),
+        ({"model": {**gpt, "tied": None}}, "model.tied is None"),
+            ({"model": {**gpt, "name": "\n"}}, "model.name is"), ({"model": gpt, "names": "\n"}, "not what export writes"),
+        ({"model": 3}, "no table"),
+            ({"model": gpt, "transform": [["scale"]]}, "transform"), ({"model": gpt, "precision": "float8"}, "precision")):
+        safetensors.write(tmp_path / "x", dict.fromkeys("abc", np.ones(3)),
+                          {"mpitrain": json.dumps({"names": "own", **about})}, overwrite=True)
+        with pytest.raises((ConfigError, DataError, UsageError), match=said) as caught:
             bring_in(tmp_path / "x", tmp_path / "run", tell=lambda _: None)
+        assert str(caught.value).isprintable() and not (tmp_path / "ran").exists() and not (tmp_path / "run").exists()

@@ -74,6 +74,14 @@ def test_a_wrong_header_is_refused_in_a_line(tmp_path: Path, header: object, sai
     assert said in caught.value.message and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("length", [0x80, 0x180, 0x4B50])
+def test_a_length_that_begins_like_another_format_is_a_length(tmp_path: Path, length: int) -> None:
+    from mpitrain.interchange.importing import read
+    text = json.dumps({"a": about()}).encode().ljust(length)
+    (tmp_path / "x").write_bytes(length.to_bytes(8, "little") + text + bytes(4))
+    assert read(tmp_path / "x").tensors["a"].shape == (1,)
+
+
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     for content, said in ((b"", "an empty file"), (b"abc", "expected 8 bytes"),
                           ((1 << 32).to_bytes(8, "little") + b"{}", "cut off")):
@@ -98,14 +106,15 @@ def test_a_file_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
         safetensors.write(tmp_path / "none" / "x", {}, {})
 
 
-def test_a_mutant_is_taken_where_the_reference_takes_it_and_else_refused_in_a_line(tmp_path: Path) -> None:
-    """5,000 mutants of a file: bytes changed, cut, doubled, numbers made large, in the header above all."""
+@pytest.mark.parametrize("count", [600, pytest.param(5000, marks=pytest.mark.slow)])
+def test_a_mutant_is_taken_where_the_reference_takes_it_and_else_refused_in_a_line(tmp_path: Path, count: int) -> None:
+    """Mutants of a file: bytes changed, cut, doubled, numbers made large, in the header above all."""
     rng = random.Random(1)
     safetensors.write(tmp_path / "whole", {name: array for name, array in arrays().items() if array.size < 9 or name < "g"},
                       {"a": "b"})
     whole, verdicts = (tmp_path / "whole").read_bytes(), [0, 0]
     header = int.from_bytes(whole[:8], "little") + 8
-    for _ in range(5000):
+    for _ in range(count):
         data = mutant(whole, header, rng)
         (tmp_path / "x").write_bytes(data)
         try:
@@ -123,7 +132,7 @@ def test_a_mutant_is_taken_where_the_reference_takes_it_and_else_refused_in_a_li
             for name, array in ours.items():
                 assert theirs[name].tobytes() == array.tobytes() and theirs[name].shape == array.shape
             verdicts[1] += 1
-    assert min(verdicts) > 100
+    assert min(verdicts) > count // 50
 
 
 def mutant(whole: bytes, header: int, rng: random.Random) -> bytes:

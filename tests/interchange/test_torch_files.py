@@ -20,9 +20,6 @@ from mpitrain.interchange import torch_files
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (pip install mpitrain[bench])")
 
-GIB = 1 << 30
-
-
 def saved(tmp_path: Path, value: Any, **more: Any) -> Path:
     torch.save(value, tmp_path / "x.pt", **more)
     return tmp_path / "x.pt"
@@ -128,15 +125,16 @@ def test_archives_that_torch_does_not_write_are_refused(tmp_path: Path) -> None:
             torch_files.read(saved(tmp_path, value))
 
 
-def test_a_mutant_is_refused_in_a_line_or_has_tensors_within_its_storages(tmp_path: Path) -> None:
-    """5,000 mutants of the pickle and of the archive: no other exception, no crash, and not 64 MiB more memory."""
+@pytest.mark.parametrize("count", [600, pytest.param(5000, marks=pytest.mark.slow)])
+def test_a_mutant_is_refused_in_a_line_or_has_tensors_within_its_storages(tmp_path: Path, count: int) -> None:
+    """Mutants of the pickle and of the archive: no other exception, no crash, and not 64 MiB more memory."""
     rng = random.Random(2)
     torch.save(state(), tmp_path / "x.pt")
     whole = (tmp_path / "x.pt").read_bytes()
     with zipfile.ZipFile(io.BytesIO(whole)) as made:
         inside = {name.partition("/")[2]: made.read(name) for name in made.namelist()}
     before, refused = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
-    for i in range(5000):
+    for i in range(count):
         if i % 2:
             data = changed(whole, rng)
         else:
@@ -149,7 +147,7 @@ def test_a_mutant_is_refused_in_a_line_or_has_tensors_within_its_storages(tmp_pa
         except MpitrainError as error:
             assert "\n" not in str(error) and str(error).isprintable() and len(str(error)) < 1000
             refused += 1
-    assert refused > 4000 and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
+    assert refused > 0.8 * count and resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
 def changed(whole: bytes, rng: random.Random) -> bytes:
