@@ -23,6 +23,8 @@ EPILOG = """examples:
   mpirun -n 2 python -m mpitrain replay runs/gpt --step 1200
   python -m mpitrain inspect runs/gpt
   python -m mpitrain checkpoint verify runs/gpt
+  python -m mpitrain factor runs/gpt --layers "block*.wide" --energy 0.95 --out runs/gpt-factored
+  python -m mpitrain merge runs/gpt-lora --out runs/gpt-merged
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
   python -m mpitrain bench train --models mlp,gpt-nano
