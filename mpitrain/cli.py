@@ -29,6 +29,8 @@ EPILOG = """examples:
   python -m mpitrain quantize runs/gpt --format int8 --out runs/gpt-int8
   python -m mpitrain export runs/gpt model.safetensors --names gpt2
   python -m mpitrain import model.safetensors --names gpt2 --out runs/gpt2 model.heads=12
+  python -m mpitrain factor runs/gpt --layers "block*.wide" --energy 0.95 --out runs/gpt-factored
+  python -m mpitrain merge runs/gpt-lora --out runs/gpt-merged
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
   python -m mpitrain bench train --models mlp,gpt-nano

@@ -199,9 +199,20 @@ class State:
         """Copies a checkpoint's values in. Raises CheckpointError, before anything is touched, where names or shapes differ."""
         self._read(checkpoint, self.kept)
 
-    def load_parameters(self, checkpoint: Checkpoint) -> None:
-        """The values of the parameters and buffers alone, to start another run from."""
-        self._read(checkpoint, [self.parameters, self.buffers])
+    def load_parameters(self, checkpoint: Checkpoint, is_new: Callable[[str], bool] | None = None) -> None:
+        """The values of the parameters and buffers alone, to start another run from; see `to_start_from`."""
+        self._read(checkpoint, self.to_start_from(checkpoint, is_new))
+
+    def to_start_from(self, checkpoint: Checkpoint, is_new: Callable[[str], bool] | None = None) -> list[Kept | Values]:
+        """The parameters and buffers that a checkpoint must have for a run to start from it: all, but for parameters whose names
+        `is_new` says yes to, where the checkpoint has none of them."""
+        names = [name.removeprefix("parameters/") for name in self._shapes]
+        new = {name for name in names if is_new is not None and is_new(name)}
+        if not new or any(f"parameters/{name}" in checkpoint.arrays for name in new):
+            return [self.parameters, self.buffers]
+        kept = Kept("parameters", lambda: (one for one in self._parameters() if one.leaf.key not in new), self.parameters.dtype,
+                    among=lambda name: name not in new)
+        return [kept, self.buffers]
 
     def refuse_other(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values] = ()) -> None:
         """CheckpointError where names or shapes of `kept` (by default, parameters and buffers) are others in a checkpoint."""
@@ -220,11 +231,11 @@ class State:
             self.policy.values_written()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
-        self._compare(checkpoint)
+        self._compare(checkpoint, [kind for kind in kept if isinstance(kind, Kept) and kind.prefix in ("parameters", "buffers")])
 
-    def _compare(self, checkpoint: Checkpoint) -> None:
+    def _compare(self, checkpoint: Checkpoint, kept: Sequence[Kept]) -> None:
         """CheckpointError where the values in memory are not those that the ranks agreed on before they were saved."""
-        found = self.hashes() if checkpoint.hashes else {}
+        found = {f"{kind.prefix}_sha256": self.sha256(kind) for kind in kept} if checkpoint.hashes else {}
         for name, saved in checkpoint.hashes.items():
             if found.get(name) != saved:
                 raise CheckpointError(f"{name} of the values in memory is {found.get(name, '')[:12]}.., that of the saved ones "

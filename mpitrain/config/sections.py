@@ -42,6 +42,7 @@ class ModelConfig:
     name: str = ""
     init_from: str = ""                      # a run folder or checkpoint that gives the first parameters
     formats: dict[str, Any] = field(default_factory=dict)         # layers that are kept in few bits: path -> FORMATS' name
+    ranks: dict[str, int] = field(default_factory=dict)      # linear layers as two factors: their ranks, by name
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the model takes
 
 
@@ -167,6 +168,20 @@ class ShrinkConfig:
 
 
 @dataclass(frozen=True)
+class LoraConfig:
+    rank: int = 0                            # of what is added to a frozen weight; 0: nothing is
+    alpha: float = 16.0                      # alpha / rank is its factor
+    layers: tuple[str, ...] = ("block*.attention.qkv", "block*.attention.out")       # names of linear layers, with *
+
+
+@dataclass(frozen=True)
+class DistilConfig:
+    teacher: str = ""                        # a run folder, whose outputs are learned too; "": none
+    temperature: float = 4.0
+    weight: float = 0.5                      # of the teacher's part of the loss
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     every: int = 0                           # steps; 0: at the end only
     keep: int = 2
@@ -201,6 +216,8 @@ class Config:
     mesh: MeshConfig = MeshConfig()
     comm: CommConfig = CommConfig()
     shrink: ShrinkConfig = ShrinkConfig()
+    lora: LoraConfig = LoraConfig()
+    distil: DistilConfig = DistilConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
     origin: Origin | None = field(default=None, compare=False, repr=False)      # None: made in Python

@@ -11,7 +11,17 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal
 
-from mpitrain.config.sections import POLICIES, PRUNERS, SECTIONS, CommConfig, Config, ShrinkConfig, keys_of
+from mpitrain.config.sections import (
+    POLICIES,
+    PRUNERS,
+    SECTIONS,
+    CommConfig,
+    Config,
+    DistilConfig,
+    LoraConfig,
+    ShrinkConfig,
+    keys_of,
+)
 from mpitrain.errors import nearest
 
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
@@ -19,7 +29,7 @@ LAYOUT = 'train.reproducible = "layout"'
 LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micro_batches": 0, "train.threads": 0,
          "train.eval_every": 0, "train.copy_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0,
          "mesh.ep": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
-         "optimizer.warmup_steps": 0, "run.seed": 0,
+         "optimizer.warmup_steps": 0, "run.seed": 0, "lora.rank": 0,
          "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1, "shrink.least": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s")
@@ -28,7 +38,7 @@ WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECT
 WORDS["comm.sharding"], WORDS["shrink.prune"] = POLICIES, ("", *PRUNERS)
 OWN = ("comm.sharding", "shrink.prune")                 # keys that may name a user's own thing, too
 
-PATHS = ("run.out", "data.path", "data.validation", "model.init_from", "optimizer.offload_folder")
+PATHS = ("run.out", "data.path", "data.validation", "model.init_from", "optimizer.offload_folder", "distil.teacher")
 LONGEST_NAME, LONGEST_PATH = 255, 4095   # bytes: NAME_MAX of all file systems but a few, which have less; PATH_MAX less its last
 IN_A_RUN = 100                           # bytes of the longest path inside a run folder, and some to spare
 BY_LOCALE = (f"has letters that this locale, whose encoding is {sys.getfilesystemencoding()}, has not: set LC_ALL=C.UTF-8, or "
@@ -191,7 +201,60 @@ def pruning(config: Config) -> Iterator[Refusal]:
                'comm.sharding to one of ours', ("shrink.prune", "comm.sharding"))
 
 
-VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times, pruning)
+def adapters(config: Config) -> Iterator[Refusal]:
+    """Adapters are of a trained model, and alone change in training."""
+    a = config.lora
+    if not a.rank:
+        given = [key for key in keys_of("lora") if getattr(a, key) != getattr(LoraConfig, key)]
+        if given:
+            yield (f"lora.{given[0]} is there, and lora.rank is 0, so that nothing is adapted; set lora.rank, such as 8, or "
+                   f"leave lora.{given[0]} out", (f"lora.{given[0]}", "lora.rank"))
+        return
+    if not config.model.init_from:
+        yield (f"lora.rank = {a.rank} adapts a trained model, and model.init_from names none; set it to a run folder",
+               ("lora.rank", "model.init_from"))
+    if a.alpha <= 0:
+        yield f"lora.alpha must be more than 0, found {a.alpha}", ("lora.alpha",)
+    if not a.layers:
+        yield 'lora.layers must name a layer, such as "block*.attention.qkv", found []', ("lora.layers",)
+    if config.mesh.tp > 1:
+        yield (f"lora.rank = {a.rank} is not for mesh.tp = {config.mesh.tp}, which cuts the adapted weights; set mesh.tp = 1 and "
+               "use mesh.dp or mesh.pp", ("lora.rank", "mesh.tp"))
+
+
+def factors(config: Config) -> Iterator[Refusal]:
+    if config.model.ranks and config.mesh.tp > 1:
+        yield (f"model.ranks makes two layers of one, which mesh.tp = {config.mesh.tp} does not cut; set mesh.tp = 1 and use "
+               "mesh.dp or mesh.pp", ("model.ranks", "mesh.tp"))
+
+
+def teachers(config: Config) -> Iterator[Refusal]:
+    """A teacher's outputs are compared with those of a whole model, as classes."""
+    d, t = config.distil, config.train
+    if not d.teacher:
+        given = [key for key in keys_of("distil") if getattr(d, key) != getattr(DistilConfig, key)]
+        if given:
+            yield (f"distil.{given[0]} is there, and no teacher; set distil.teacher to a run folder, or leave distil.{given[0]} "
+                   "out", (f"distil.{given[0]}", "distil.teacher"))
+        return
+    if d.temperature <= 0:
+        yield f"distil.temperature must be more than 0, found {d.temperature}", ("distil.temperature",)
+    if not 0 < d.weight <= 1:
+        yield f"distil.weight must lie in (0, 1], found {d.weight}", ("distil.weight",)
+    if t.loss != "cross_entropy" or "weight" in t.arguments:
+        found = f'train.loss = "{t.loss}"' if t.loss != "cross_entropy" else "train.weight"
+        yield (f'distil.teacher is for train.loss = "cross_entropy" without weights of classes, found {found}; change it',
+               ("distil.teacher", "train.loss"))
+    for axis in ("tp", "cp"):
+        if (n := getattr(config.mesh, axis)) > 1:
+            yield (f"distil.teacher compares whole outputs, and mesh.{axis} = {n} cuts them; set mesh.{axis} = 1",
+                   ("distil.teacher", f"mesh.{axis}"))
+    if t.device != "cpu":
+        yield f'distil.teacher is for train.device = "cpu", found "{t.device}"', ("distil.teacher", "train.device")
+
+
+VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times, pruning, adapters,
+          factors, teachers)
 
 
 def _written(value: float | str) -> str:

@@ -112,7 +112,9 @@ def try_by_itself(config: Config, p: Placement, loss: Any, inputs: Inputs) -> No
             new_file(files_folder(config)).close()
         if config.model.init_from:
             source = checkpoint_folder(config.folder / config.model.init_from)
-            State(model).refuse_other(store.latest(source, purpose=store.START))
+            from mpitrain.train.build.adapters import is_new  # few runs start so
+            state, found = State(model), store.latest(source, purpose=store.START)
+            state.refuse_other(found, state.to_start_from(found, is_new(config) if config.lora.rank else None))
 
 
 def open_data(config: Config) -> Inputs:

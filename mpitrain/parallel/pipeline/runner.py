@@ -47,6 +47,7 @@ class Pipeline:
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
         self.neighbours = neighbours
+        self.teach: Callable[[Array, Tensor, Array, Tensor], Tensor] | None = None      # (x, output, target, loss) -> the loss
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span, self.goes_on = span, goes_on
         self.blamed: list[NumericsError] = []               # The errors of the last step on this rank.
@@ -228,8 +229,9 @@ class Pipeline:
                 raise
         if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
             return output
-        loss: Tensor = self.loss(output, self.feed.targets(micro.y))
-        return loss
+        target = self.feed.targets(micro.y)
+        loss: Tensor = self.loss(output, target)
+        return loss if self.teach is None else self.teach(self.feed.inputs(micro.x), output, target, loss)
 
     def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
         """The summed loss as a number. NumericsError where it is not finite because of this stage.

@@ -130,7 +130,11 @@ class Job:
 
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
-        self.state.load_parameters(found)
+        new = None
+        if self.config.lora.rank:
+            from mpitrain.train.build.adapters import is_new
+            new = is_new(self.config)
+        self.state.load_parameters(found, new)
         self.context.start_alike(self.state.arrays())
 
     def resume(self, found: Checkpoint) -> None:

@@ -27,10 +27,11 @@ def keys(**sections: str) -> frozenset[str]:
 ROWS = keys(                                     # These decide the order of the samples, or which rows train.
     run="seed", model="block", data="validation transform target_transform augment stride drop_last", train="batch_size")
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
-    model="name formats", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
+    model="name formats ranks", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
               "groups offload",
-    shrink="prune sparsity pattern scope begin end every rewind skip quantize least")
+    shrink="prune sparsity pattern scope begin end every rewind skip quantize least",
+    lora="rank alpha layers", distil="teacher temperature weight")
 ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
     data="path x y", train="steps epochs reproducible threads", comm="algorithm")
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
@@ -40,7 +41,8 @@ FREE = keys(                                     # These change no result, or on
     comm="bucket_mb progress node_shared sharding", checkpoint="every keep best asynchronous on_error",
     log="every progress_s tensorboard observers")
 USER_CODE = ("model.name", "model.formats", "data.transform", "data.target_transform", "data.augment", "optimizer.name",
-             "optimizer.schedule", "train.loss", "mesh.schedule", "comm.algorithm", "comm.sharding", "shrink.prune", "shrink.quantize")
+             "optimizer.schedule", "train.loss", "mesh.schedule", "comm.algorithm", "comm.sharding", "shrink.prune",
+             "shrink.quantize")
 DATA, NUMERICS = "data", "numerics"              # `--change` calls the content of the data files so, and what bits depend on
 PROBES = 16                                      # learning rates of so many steps to come are compared
 

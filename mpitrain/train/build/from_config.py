@@ -38,6 +38,9 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
     job = assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
     steps = job.plan.steps
+    if config.distil.teacher:
+        from mpitrain.train.build.teacher import give_teacher
+        give_teacher(job, config, inputs)
     job.trainer.notes += [*unproved(config), *too_many(config, described.model, steps), *never_thawed(config, steps)]
     return job
 
@@ -56,7 +59,7 @@ def too_many(config: Config, model: nn.Module, steps: int) -> list[str]:
 def never_thawed(config: Config, steps: int) -> list[str]:
     """A line for each group of parameters that would be trained only after the last step of the run."""
     return [f"{group} is not trained: freeze_until = {group.start:.0f}, and the run has {steps} steps"
-            for group in (groups_of(config) if config.optimizer.groups else ()) if steps <= group.start < math.inf]
+            for group in (groups_of(config) if has_groups(config) else ()) if steps <= group.start < math.inf]
 
 
 def unproved(config: Config) -> list[str]:
@@ -81,7 +84,7 @@ class Described(NamedTuple):
 def describe(config: Config, tokens: bool) -> Described:
     """Model, loss, optimizer and learning rate of a configuration; `tokens` says whether its data are tokens."""
     model = make_model(config)
-    if config.optimizer.groups:
+    if has_groups(config):
         from mpitrain.optim.groups import apply
         apply(groups_of(config), list(model.named_parameters()))
     return Described(model, make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
@@ -93,12 +96,18 @@ def make_model(config: Config) -> nn.Module:
     model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
     if not isinstance(model, nn.Module):
         raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
+    if config.model.ranks:
+        from mpitrain.shrink import factor
+        factor.attach(model, config.model.ranks)
     if config.model.formats:
         from mpitrain.shrink.quantize import in_formats
         in_formats(model, config.model.formats, config.folder)
     if config.shrink.quantize:
         from mpitrain.shrink.quantize import rounded_anew
         rounded_anew(model, config.shrink.quantize, config.shrink.skip, config.folder, config.shrink.least)
+    if config.lora.rank:
+        from mpitrain.train.build.adapters import attach_to
+        attach_to(model, config)
     if config.train.recompute:
         keep_inputs_only(model, config.train.recompute)
     return model
@@ -174,18 +183,26 @@ def make_optimizer(config: Config, storage: nn.FlatStorage) -> optim.Optimizer:
         if own.change is base.change and not made.needs_closure and (made.kernel is None or own.scalars is base.scalars):
             raise ConfigError(f"{what} must define change, or kernel and scalars, and {named(made)} does not")
         return made
-    if o.groups:
+    if has_groups(config):
         from mpitrain.optim.groups import Grouped
         return Grouped(make, storage, groups_of(config), o.lr)
     return make(storage, {})
 
 
+def has_groups(config: Config) -> bool:
+    return bool(config.optimizer.groups or config.lora.rank)
+
+
 def groups_of(config: Config) -> list[Any]:
-    """The groups of parameters that [optimizer] describes."""
+    """The groups of parameters that [optimizer] describes; with [lora], then adapters, and all others frozen."""
     from mpitrain.optim.groups import read_group
     o = config.optimizer
     kind: Any = optim.OPTIMIZERS.resolve(o.name, config.folder)
-    return [read_group(entry, kind, o.lr) for entry in o.groups]
+    found = [read_group(entry, kind, o.lr) for entry in o.groups]
+    if config.lora.rank:
+        from mpitrain.train.build.adapters import groups
+        found += groups(config)
+    return found
 
 
 def make_rate(config: Config, steps: int) -> Callable[[int], float]:
