@@ -23,7 +23,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.errors import UsageError
     from mpitrain.shrink.lora import merge
     from mpitrain.train.build.adapters import without
-    from mpitrain.train.build.from_config import make_model
+    from mpitrain.train.build.model import make_model
     from mpitrain.train.build.saved import load, save
     saved = load(options.folder, options.step)
     if not saved.config.lora.rank:

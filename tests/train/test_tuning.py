@@ -16,7 +16,7 @@ from mpitrain.checkpoint import store
 from mpitrain.cli import main
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError, UsageError
-from mpitrain.train.build.from_config import make_model
+from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import load
 
 TEXT = """
