@@ -48,7 +48,7 @@ class SavedModel:
         """``parameters_sha256`` and ``buffers_sha256``, as in run.json."""
         return self.state().hashes()
 
-    def made_into(self, model: nn.Module, **sections: Mapping[str, Any]) -> SavedModel:
+    def made_into(self, model: nn.Module, /, **sections: Mapping[str, Any]) -> SavedModel:
         """Another model made from this one, and keys of the configuration: ``made_into(model, model={"widths": [3, 8]})``."""
         return dataclasses.replace(self, model=model, config=changed(self.config, **sections))
 
