@@ -46,6 +46,7 @@ threads = 1
 def accuracy(work: Path, images: Path, options: argparse.Namespace) -> None:
     """A line for each seed, and the medians: points of whole, cut, cut and tuned, from scratch."""
     from accuracy import results, run
+
     from mpitrain.config import load_run
     net = options.net
     run("data", "import", "idx", images.resolve(), "--out", "mnist", "--overwrite", cwd=work)

@@ -39,7 +39,7 @@ def lenet(classes: int = 10, channels: int = 1, size: int = 28, widths: Sequence
         ("linear2", Linear(third, fourth, activation="relu")),
         ("head", Linear(fourth, classes)))
     model.plan = {"conv1": "column", "conv2": "row", "linear1": "column", "linear2": "row"}
-    model.sizes = {"widths": ("conv1", "conv2", "linear1", "linear2")}
+    model.size_keys = {"widths": ("conv1", "conv2", "linear1", "linear2")}
     return model
 
 
@@ -103,7 +103,7 @@ def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str, inner: Se
         ("norm", NORMS.resolve(norm)(16, activation="relu")),
         *stages,
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(64, classes)))
-    model.plan, model.sizes = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
+    model.plan, model.size_keys = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
     return model
 
 
@@ -135,5 +135,5 @@ def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch", inner:
         ("norm", NORMS.resolve(norm)(64, activation="relu")), ("pool0", MaxPool2d(3, stride=2, padding=1)),
         *stages,
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(512, classes)))
-    model.plan, model.sizes = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
+    model.plan, model.size_keys = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
     return model

@@ -4,8 +4,9 @@
     chosen = choose(saved.model, graph, work=0.5)
     smaller = build(**chosen.sizes);  transfer(saved.model, smaller, chosen, rows)
 
-A channel's importance is the L2 norm over all the parameters that go with it, in units of its group's mean (Li et al. 2017;
-Fang et al. 2023). The least important leave first, until the multiply-adds are few enough; equal ones by group and index.
+A channel's importance is the L2 norm over all the parameters that go with it, as a share of its group's (Li et al. 2017; Fang et
+al. 2023). The least important of a group leave first, from the group that then keeps the largest share, until the multiply-adds
+are few enough; equal ones by group and index.
 """
 
 from __future__ import annotations
@@ -54,18 +55,17 @@ def choose(model: nn.Module, graph: Graph, work: float) -> Chosen:
     sizes = {layer: group.size for layer, group in free.items()}
     whole = _work(graph.products, {})
     while (now := _work(graph.products, _counts(free, sizes)) / whole) > work:
-        steps = [(float(np.mean(ranked[layer][1][smaller:size])), layer) for layer, size in sizes.items()
+        steps = [(float(ranked[layer][1][:smaller].sum()), layer, smaller) for layer, size in sizes.items()
                  if (smaller := _smaller(size, free[layer].size)) < size]
         if not steps:
             raise UsageError(f"{work:g} of the work cannot be reached: {now:.3f} is left at the smallest sizes"
                              + (f"; {'; '.join(left)}" if left else ""))
-        _, layer = min(steps, key=lambda step: step[0])
-        sizes[layer] = _smaller(sizes[layer], free[layer].size)
+        _, layer, sizes[layer] = max(steps, key=lambda step: step[0])
     stay = {layer: np.sort(ranked[layer][0][:size]) for layer, size in sizes.items()}
     kept = {key: np.sort(places[stay[layer]], axis=None) for layer, group in free.items()
             for key, places in group.members.items()}
-    before = {key: [_rows(model, layer) for layer in layers] for key, layers in model.sizes.items()}
-    after = {key: [sizes.get(layer, _rows(model, layer)) for layer in layers] for key, layers in model.sizes.items()}
+    before = {key: [_rows(model, layer) for layer in layers] for key, layers in model.size_keys.items()}
+    after = {key: [sizes.get(layer, _rows(model, layer)) for layer in layers] for key, layers in model.size_keys.items()}
     return Chosen(kept, after, before, now, left)
 
 
@@ -107,7 +107,7 @@ def _rows(model: nn.Module, layer: str) -> int:
 def _free(model: nn.Module, graph: Graph) -> dict[str, Group]:
     """The groups that a key of [model] gives the size of, by the layer that makes the channels."""
     makes = {name: group for group in graph.groups if not group.why for name, dim in group.members if dim == 0}
-    layers = [layer for names in model.sizes.values() for layer in names]
+    layers = [layer for names in model.size_keys.values() for layer in names]
     return {layer: makes[f"{layer}.weight"] for layer in layers
             if f"{layer}.weight" in makes and makes[f"{layer}.weight"].size == _rows(model, layer)}
 
@@ -120,7 +120,7 @@ def _left(model: nn.Module, graph: Graph, free: Mapping[str, Group]) -> Iterable
 
 
 def _ranked(group: Group, values: Mapping[str, Any]) -> tuple[Places, Any]:
-    """The channels, the most important first, and their importance; of equal ones the first."""
+    """The channels, the most important first, and their shares of the importance; of equal ones the first."""
     squares = np.zeros(group.size)
     for (name, dim), places in group.members.items():
         if not name.endswith(("running_mean", "running_var")):
@@ -128,7 +128,7 @@ def _ranked(group: Group, values: Mapping[str, Any]) -> tuple[Places, Any]:
             squares += np.square(array).reshape(len(array), -1).sum(axis=1)[places].sum(axis=1)
     norms = np.sqrt(squares)
     order = np.argsort(-norms, kind="stable")
-    return order, norms[order] / max(norms.mean(), 1e-300)
+    return order, norms[order] / max(norms.sum(), 1e-300)
 
 
 def _smaller(size: int, first: int) -> int:

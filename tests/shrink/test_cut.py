@@ -78,7 +78,7 @@ def test_the_groups_of_resnet20() -> None:
 class Reversed(nn.Module):
     """An operation that has no rule, between two layers."""
 
-    sizes = {"widths": ("first", "second")}
+    size_keys = {"widths": ("first", "second")}
 
     def __init__(self, widths: tuple[int, int] = (16, 16)):
         self.first, self.second, self.head = nn.Linear(4, widths[0]), nn.Linear(widths[0], widths[1]), nn.Linear(widths[1], 3)
@@ -180,6 +180,6 @@ def test_a_run_is_cut_evaluated_and_trained_on(tmp_path: Path) -> None:
     assert json.loads(done("evaluate", "half", ranks=2).splitlines()[-1])["step"] == 20
     assert "linear0.weight" in done("inspect", "half")
     done("train", "half/config.toml", f"model.init_from={tmp_path / 'half'}", "run.out=tuned", "train.steps=5", ranks=2)
-    assert json.loads((tmp_path / "tuned" / "run.json").read_text())["status"] == "finished"
+    assert json.loads((tmp_path / "tuned" / "run.json").read_text())["status"] == "done"
     again = mpirun(1, "-m", "mpitrain", "cut", "whole", "--work", "0.01", "--out", "none", cwd=tmp_path)
     assert again.rc == 64 and "cannot be reached" in again.err and len(again.error_lines) == 1
