@@ -23,6 +23,7 @@ EPILOG = """examples:
   mpirun -n 2 python -m mpitrain replay runs/gpt --step 1200
   python -m mpitrain inspect runs/gpt
   python -m mpitrain checkpoint verify runs/gpt
+  python -m mpitrain cut runs/resnet --work 0.5 --out runs/resnet-half
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
   python -m mpitrain bench train --models mlp,gpt-nano
