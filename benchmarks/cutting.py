@@ -4,8 +4,8 @@
     python benchmarks/cutting.py speed [--rounds 15]
 
 accuracy: MNIST's 10,000 test images, the last fifth held out; each seed trains a net, cuts it with `mpitrain cut` and goes on for
-some epochs. speed: forward without gradients of 64 samples, one thread, whole and cut in turns; the sizes are those of a cut net
-with random weights.
+some epochs. speed: outputs of 64 samples as `predict` computes them, one thread, whole and cut in turns; the sizes
+are those of a cut net with random weights.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def speed(rounds: int) -> None:
     import numpy as np
 
     from mpitrain import models
-    from mpitrain.autograd import no_grad
+    from mpitrain.infer.recorded import Recorded
     from mpitrain.shrink.cut import choose, transfer
     from mpitrain.shrink.graph import trace
     for net, shape in SHAPES.items():
@@ -88,15 +88,15 @@ def speed(rounds: int) -> None:
         smaller = models.MODELS[net](**arguments, **chosen.sizes)
         smaller.initialize(0)
         transfer(model, smaller, chosen, x[:2])
-        times: dict[Any, list[float]] = {model: [], smaller: []}
-        with no_grad():
-            for _ in range(rounds):
-                for each, taken in times.items():
-                    began = time.perf_counter()
-                    for _ in range(1 if net == "resnet20" else 10):
-                        each(x)
-                    taken.append(time.perf_counter() - began)
-        ratios = [a / b for a, b in zip(times[model][1:], times[smaller][1:], strict=True)]
+        both: tuple[Any, Any] = Recorded(model), Recorded(smaller)
+        times: tuple[list[float], list[float]] = ([], [])
+        for _ in range(rounds):
+            for each, taken in zip(both, times, strict=True):
+                began = time.perf_counter()
+                for _ in range(1 if net == "resnet20" else 10):
+                    each.of(x)
+                taken.append(time.perf_counter() - began)
+        ratios = [a / b for a, b in zip(times[0][1:], times[1][1:], strict=True)]
         print(json.dumps({"net": net, "work": round(chosen.work, 3), "sizes": next(iter(chosen.sizes.values())),
                           "faster": round(statistics.median(ratios), 2)}), flush=True)
 
