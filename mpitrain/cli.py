@@ -26,6 +26,7 @@ EPILOG = """examples:
   mpirun -n 2 python -m mpitrain replay runs/gpt --step 1200
   python -m mpitrain inspect runs/gpt
   python -m mpitrain checkpoint verify runs/gpt
+  python -m mpitrain cut runs/resnet --work 0.5 --out runs/resnet-half
   python -m mpitrain quantize runs/gpt --format int8 --out runs/gpt-int8
   python -m mpitrain export runs/gpt model.safetensors --names gpt2
   python -m mpitrain import model.safetensors --names gpt2 --out runs/gpt2 model.heads=12

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
-from mpitrain.models.registry import require_sizes
+from mpitrain.models.registry import require_list_of_sizes, require_sizes
 from mpitrain.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential, init
 from mpitrain.nn.basic import Check
 from mpitrain.nn.norm import NORMS
 
+LENET = (6, 16, 120, 84)
 HE = init.kaiming_normal(fan="out")
 RESIDUAL_PLAN = {"stage*.conv1": "column", "stage*.norm1": "channels", "stage*.conv2": "row"}
 
 
-def lenet(classes: int = 10, channels: int = 1, size: int = 28) -> Sequential:
+def lenet(classes: int = 10, channels: int = 1, size: int = 28, widths: Sequence[int] = LENET) -> Sequential:
     """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling, for images of `size` x `size`.
 
-    The first convolution pads by 2, so that 28 x 28 images give the paper's 16 maps of 5 x 5.
+    The first convolution pads by 2, so that 28 x 28 images give the paper's 16 maps of 5 x 5. `widths` are
+    the outputs of its layers but the last.
     """
     require_sizes(classes=classes, channels=channels, size=size)
+    require_list_of_sizes("widths", widths, len(LENET))
+    first, second, third, fourth = widths
     side = (size // 2 - 4) // 2
     if side < 1:
         raise ShapeError(f"lenet needs images of at least 12x12, not {size}x{size}")
     model = Sequential(
         ("input", Check("lenet", (None, channels, size, size), "set model.channels and model.size")),
-        ("conv1", Conv2d(channels, 6, 5, padding=2)), ("pool1", MaxPool2d(2, activation="relu")),
-        ("conv2", Conv2d(6, 16, 5)), ("pool2", MaxPool2d(2, activation="relu")),
+        ("conv1", Conv2d(channels, first, 5, padding=2)), ("pool1", MaxPool2d(2, activation="relu")),
+        ("conv2", Conv2d(first, second, 5)), ("pool2", MaxPool2d(2, activation="relu")),
         ("flatten", Flatten()),
-        ("linear1", Linear(16 * side * side, 120, activation="relu")),
-        ("linear2", Linear(120, 84, activation="relu")),
-        ("head", Linear(84, classes)))
+        ("linear1", Linear(second * side * side, third, activation="relu")),
+        ("linear2", Linear(third, fourth, activation="relu")),
+        ("head", Linear(fourth, classes)))
     model.plan = {"conv1": "column", "conv2": "row", "linear1": "column", "linear2": "row"}
+    model.size_keys = {"widths": ("conv1", "conv2", "linear1", "linear2")}
     return model
 
 
@@ -41,16 +47,16 @@ class Residual(Module):
     """relu(x + norm(conv(relu(norm(conv(x)))))), He et al. 2016a; where the shape changes, the shortcut follows.
 
     `project`: by a 1x1 convolution and a norm (option B); else by every second pixel and zero channels (option A), which
-    has no parameters.
+    has no parameters. Between the convolutions are `inner` channels.
     """
 
     chains = ("conv1", "norm1", "conv2"),
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: str, project: bool):
+    def __init__(self, inputs: int, outputs: int, inner: int, stride: int, norm: str, project: bool):
         make = NORMS.resolve(norm)
-        self.conv1 = Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False, weight_init=HE)
-        self.norm1 = make(outputs, activation="relu")
-        self.conv2 = Conv2d(outputs, outputs, 3, padding=1, bias=False, weight_init=HE)
+        self.conv1 = Conv2d(inputs, inner, 3, stride=stride, padding=1, bias=False, weight_init=HE)
+        self.norm1 = make(inner, activation="relu")
+        self.conv2 = Conv2d(inner, outputs, 3, padding=1, bias=False, weight_init=HE)
         self.norm2 = make(outputs, activation="relu")
         self.stride, self.new_channels = stride, outputs - inputs
         self.shortcut: Sequential | None = None
@@ -71,64 +77,77 @@ class Residual(Module):
         return ops.subsample2d(x, self.stride, (before, self.new_channels - before))
 
 
-def _stages(blocks: tuple[int, ...], widths: tuple[int, ...], norm: str, project: bool) -> list[tuple[str, Module]]:
+def _stages(blocks: tuple[int, ...], widths: tuple[int, ...], inner: Sequence[int] | None, norm: str, project: bool
+            ) -> list[tuple[str, Module]]:
     """So many residual blocks of each width; from the second width on the first block halves the image."""
+    if inner is not None:
+        require_list_of_sizes("inner", inner, sum(blocks))
     named: list[tuple[str, Module]] = []
     inputs = widths[0]
     for s, width in enumerate(widths):
         for b in range(blocks[s]):
             stride = 2 if s > 0 and b == 0 else 1
-            named.append((f"stage{s + 1}_block{b}", Residual(inputs, width, stride, norm, project)))
+            between = width if inner is None else inner[len(named)]
+            named.append((f"stage{s + 1}_block{b}", Residual(inputs, width, between, stride, norm, project)))
             inputs = width
     return named
 
 
-def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str) -> Sequential:
+def _cifar_resnet(blocks: int, classes: int, channels: int, norm: str, inner: Sequence[int] | None) -> Sequential:
     """6 blocks + 2 layers for small images (He et al. 2016a, section 4.2), shortcuts without parameters."""
     require_sizes(classes=classes, channels=channels)
+    stages = _stages((blocks,) * 3, (16, 32, 64), inner, norm, project=False)
     model = Sequential(
         ("input", Check("resnet", (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 16, 3, padding=1, bias=False, weight_init=HE)),
         ("norm", NORMS.resolve(norm)(16, activation="relu")),
-        *_stages((blocks,) * 3, (16, 32, 64), norm, project=False),
+        *stages,
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(64, classes)))
-    model.plan = RESIDUAL_PLAN
+    model.plan, model.size_keys = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
     return model
 
 
-def resnet20(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
-    """20 layers for small images such as CIFAR's; `norm` is "batch" or "sync" (statistics over all ranks)."""
-    return _cifar_resnet(3, classes, channels, norm)
+def resnet20(classes: int = 10, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
+    """20 layers for small images such as CIFAR's; `norm` is "batch" or "sync" (statistics over all ranks).
+
+    `inner` are the channels inside of each block, one number a block.
+    """
+    return _cifar_resnet(3, classes, channels, norm, inner)
 
 
-def resnet32(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
+def resnet32(classes: int = 10, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
     """32 layers for small images; see `resnet20`."""
-    return _cifar_resnet(5, classes, channels, norm)
+    return _cifar_resnet(5, classes, channels, norm, inner)
 
 
-def resnet56(classes: int = 10, channels: int = 3, norm: str = "batch") -> Sequential:
+def resnet56(classes: int = 10, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
     """56 layers for small images; see `resnet20`."""
-    return _cifar_resnet(9, classes, channels, norm)
+    return _cifar_resnet(9, classes, channels, norm, inner)
 
 
-def _imagenet_resnet(name: str, blocks: tuple[int, ...], classes: int, channels: int, norm: str) -> Sequential:
+def _imagenet_resnet(name: str, blocks: tuple[int, ...], classes: int, channels: int, norm: str,
+                     inner: Sequence[int] | None) -> Sequential:
     """A stem that makes images four times smaller, and four stages of blocks (He et al. 2016a, table 1)."""
     require_sizes(classes=classes, channels=channels)
+    stages = _stages(blocks, (64, 128, 256, 512), inner, norm, project=True)
     model = Sequential(
         ("input", Check(name, (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)),
         ("norm", NORMS.resolve(norm)(64, activation="relu")), ("pool0", MaxPool2d(3, stride=2, padding=1)),
-        *_stages(blocks, (64, 128, 256, 512), norm, project=True),
+        *stages,
         ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(512, classes)))
-    model.plan = RESIDUAL_PLAN
+    model.plan, model.size_keys = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
     return model
 
 
-def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
-    """18 layers for images of about 224 x 224; torchvision's of that name, which `import --names torchvision` takes over."""
-    return _imagenet_resnet("resnet18", (2, 2, 2, 2), classes, channels, norm)
+def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
+    """18 layers for images of about 224 x 224; torchvision's of that name, which `import --names torchvision` takes over.
+
+    `inner`: see `resnet20`.
+    """
+    return _imagenet_resnet("resnet18", (2, 2, 2, 2), classes, channels, norm, inner)
 
 
-def resnet34(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
+def resnet34(classes: int = 1000, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
     """34 layers; see `resnet18`."""
-    return _imagenet_resnet("resnet34", (3, 4, 6, 3), classes, channels, norm)
+    return _imagenet_resnet("resnet34", (3, 4, 6, 3), classes, channels, norm, inner)

@@ -28,4 +28,5 @@ def mlp(inputs: int, hidden: Sequence[int], outputs: int, activation: str = "rel
     model = Sequential(*blocks, ("head", head))
     pairs = [f"linear{i}" for i in range(len(hidden))] + ["head"]  # A column is followed by a row; a last one stays whole.
     model.plan = {name: ("column", "row")[i % 2] for i, name in enumerate(pairs[:len(pairs) // 2 * 2])}
+    model.size_keys = {"hidden": pairs[:-1]}
     return model

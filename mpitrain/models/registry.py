@@ -26,10 +26,11 @@ def require_sizes(least: int = 1, /, **sizes: Any) -> None:
             raise _wrong(name, f"an integer of at least {least}", value)
 
 
-def require_list_of_sizes(name: str, values: Any) -> None:
-    """ConfigError unless this key of [model] is a list, perhaps empty, of integers of at least 1."""
-    if isinstance(values, str) or not isinstance(values, Sequence) or not all(map(_is_size, values)):
-        raise _wrong(name, "a list of integers of at least 1", values)
+def require_list_of_sizes(name: str, values: Any, count: int | None = None) -> None:
+    """ConfigError unless this key of [model] is a list, perhaps empty, of integers of at least 1, and of `count` of them."""
+    fits = not isinstance(values, str) and isinstance(values, Sequence) and all(map(_is_size, values))
+    if not fits or count not in (None, len(values)):
+        raise _wrong(name, f"a list of {'' if count is None else f'{count} '}integers of at least 1", values)
 
 
 def require_positive(**values: Any) -> None:

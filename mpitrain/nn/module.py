@@ -47,6 +47,7 @@ class Module(Checked):
     training = True
     path = ""                                     # the module's name in the model, known from `initialize` on
     plan: Mapping[str, str] = MappingProxyType({})    # the tensor-parallel placement of its layers: docs/tensor.md
+    size_keys: Mapping[str, Sequence[str]] = MappingProxyType({})     # key of [model] -> layers whose numbers of outputs it lists
     by_position = False                           # True where no position (dim 1) sees another: docs/context.md
     by_element = False                            # True where each number is treated by itself, and alike: docs/tensor.md
     by_channel = False                            # True where no channel (dim 1) sees another, and all are treated alike

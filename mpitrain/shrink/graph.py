@@ -1,0 +1,154 @@
+"""Which channels of a model depend on each other: groups of rows of parameters that go together or not at all.
+
+The model runs once on two rows and is recorded (`autograd.record`). A rule for each Function says which indices of its inputs and
+outputs mean the same channel; connected indices (union-find) are one unit, and units of the same parameters are a group, as in
+DepGraph (Fang et al. 2023). A Function without a rule fixes all dims of its arrays: nothing that it reads or makes is cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mpitrain import nn
+from mpitrain.autograd import Operation, Value, no_grad, record
+
+Rule: TypeAlias = "Callable[[Relations, Operation], None]"
+Key: TypeAlias = tuple[str, int]                 # the name of a parameter or buffer, and one of its dims
+Places: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+RULES: dict[type[Any], Rule] = {}
+"""Function -> how its dims relate; those of its base classes apply to a Function without one of its own."""
+
+
+def relates(*functions: type[Any]) -> Callable[[Rule], Rule]:
+    """Enters the rule of some Functions, a user's too: ``rule(relations, operation)`` calls `link` and `fix`."""
+    def add(rule: Rule) -> Rule:
+        RULES.update(dict.fromkeys(functions, rule))
+        return rule
+    return add
+
+
+@dataclass(frozen=True)
+class Group:
+    """Channels that are alike: unit u has the places ``members[key][u]`` in dim ``key[1]`` of the array ``key[0]``.
+
+    `why` says why none of them can go; it is empty where they can.
+    """
+
+    members: Mapping[Key, Places]
+    why: str
+
+    @property
+    def size(self) -> int:
+        return len(next(iter(self.members.values())))
+
+    @property
+    def name(self) -> str:
+        """The array whose rows it has, or whose columns."""
+        return next((name for name, dim in self.members if dim == 0), next(iter(self.members))[0])
+
+
+class Product(NamedTuple):
+    """A linear layer or convolution: `positions` products of a sample with the weight `name` of this shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    positions: int
+
+
+class Graph(NamedTuple):
+    groups: tuple[Group, ...]
+    products: tuple[Product, ...]
+
+
+class Relations:
+    """The connected indices of all dims of all arrays."""
+
+    def __init__(self) -> None:
+        self._firsts: dict[tuple[Value, int], int] = {}
+        self._parent: list[int] = []
+        self._why: dict[int, str] = {}            # a fixed index -> the reason
+        self.products: list[Product] = []
+
+    def _places(self, value: Value, dim: int) -> range:
+        dim %= len(value.shape)
+        if (value, dim) not in self._firsts:
+            self._firsts[value, dim] = len(self._parent)
+            self._parent.extend(range(len(self._parent), len(self._parent) + value.shape[dim]))
+        first = self._firsts[value, dim]
+        return range(first, first + value.shape[dim])
+
+    def _root(self, place: int) -> int:
+        while self._parent[place] != place:
+            self._parent[place] = place = self._parent[self._parent[place]]
+        return place
+
+    def link(self, a: Value, dim_a: int, b: Value, dim_b: int, *, start: int = 0, run: int = 1) -> None:
+        """Index i of `a` is the same channel as those from ``start + i * run`` on, `run` of them, of `b`."""
+        places = self._places(b, dim_b)
+        for i, place in enumerate(self._places(a, dim_a)):
+            for other in places[start + i * run:start + (i + 1) * run]:
+                self._parent[self._root(place)] = self._root(other)
+
+    def fix(self, value: Any, why: str, *dims: int) -> None:
+        """None of these dims of an array (of all, if none is given) may be cut."""
+        if isinstance(value, Value):
+            for dim in dims or range(len(value.shape)):
+                self._why.update((place, why) for place in self._places(value, dim) if place not in self._why)
+
+    def groups(self) -> tuple[Group, ...]:
+        """The groups, in the order in which the model uses their parameters."""
+        why: dict[int, str] = {}
+        for place, reason in self._why.items():
+            why.setdefault(self._root(place), reason)
+        units: dict[int, dict[Key, list[int]]] = {}
+        for (value, dim), first in self._firsts.items():
+            if value.name:
+                for i in range(value.shape[dim]):
+                    units.setdefault(self._root(first + i), {}).setdefault((value.name, dim), []).append(i)
+        alike: dict[Any, list[dict[Key, list[int]]]] = {}
+        for root, unit in units.items():
+            kind = tuple((key, len(places)) for key, places in unit.items()), why.get(root, "")
+            alike.setdefault(kind, []).append(unit)
+        return tuple([Group({key: np.array([unit[key] for unit in found]) for key, _ in kind}, reason)
+                      for (kind, reason), found in alike.items()])
+
+
+def trace(model: nn.Module, rows: Any) -> Graph:
+    """The groups of a model that has values and is in eval mode; `rows` is an input of two samples."""
+    from mpitrain.shrink import relations  # noqa: F401  the rules of our own Functions
+    with no_grad(), record() as operations:
+        model(rows)
+    found = Relations()
+    read = {value for operation in operations for value in operation.inputs if isinstance(value, Value)}
+    for operation in operations:
+        rule = next((RULES[base] for base in operation.function.__mro__ if base in RULES), _unknown)
+        for value in operation.inputs:
+            if isinstance(value, Value) and value.array is not None and not value.name:
+                found.fix(value, "it meets the model's input, or a constant")
+        rule(found, operation)
+        for value in operation.outputs:
+            if value not in read or operation is operations[-1]:
+                found.fix(value, "it is the model's output")
+    return Graph(found.groups(), tuple(found.products))
+
+
+def _unknown(relations: Relations, operation: Operation) -> None:
+    where = f" of {operation.path}" if operation.path else ""
+    for value in (*operation.inputs, *operation.outputs):
+        relations.fix(value, f"there is no rule of channels for the operation {operation.name}{where}")
+
+
+def lines(graph: Graph) -> list[str]:
+    """A line for each group: its size, its members, and why it stays."""
+    found = []
+    for group in graph.groups:
+        named = {name: [dim for _, dim in keys] for name, keys in groupby(group.members, key=lambda key: key[0])}
+        members = ", ".join(f"{name}:{'/'.join(map(str, dims))}" for name, dims in named.items())
+        found.append(f"{group.size} {members}" + (f" ({group.why})" if group.why else ""))
+    return found
