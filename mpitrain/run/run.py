@@ -220,6 +220,9 @@ class Run(AbstractContextManager["Run"]):
             measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
+            if config.distil.teacher:
+                from mpitrain.train.build.teacher import give_teacher  # few runs have one
+                give_teacher(job, config, session.inputs)
         job.trainer.stop = self.process.stop
         if config.model.init_from and continued is None:
             found = store.latest(checkpoint_folder(config.folder / config.model.init_from), control, store.START)

@@ -20,7 +20,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, process: Process) -> int:
     from mpitrain.errors import UsageError
-    from mpitrain.train.build.adapters import write
+    from mpitrain.train.build.adapted import write
     from mpitrain.train.build.saved import load
     saved = load(options.folder, options.step)
     if not saved.config.lora.rank:

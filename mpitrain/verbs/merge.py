@@ -22,7 +22,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace, process: Process) -> int:
     from mpitrain.errors import UsageError
-    from mpitrain.train.build.adapters import plain_model, with_adapter
+    from mpitrain.train.build.adapted import plain_model, with_adapter
     from mpitrain.train.build.saved import load, save
     saved = load(options.folder, options.step)
     if options.adapter is not None:

@@ -38,9 +38,6 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
     job = assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
     steps = job.plan.steps
-    if config.distil.teacher:
-        from mpitrain.train.build.teacher import give_teacher
-        give_teacher(job, config, inputs)
     job.trainer.notes += [*unproved(config), *too_many(config, described.model, steps), *never_thawed(config, steps)]
     return job
 
