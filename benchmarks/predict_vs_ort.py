@@ -31,7 +31,7 @@ from mpitrain.config import load_config
 from mpitrain.data import Transforms
 from mpitrain.errors import NumericsError
 from mpitrain.infer.model import TrainedModel
-from mpitrain.train.build.from_config import make_model
+from mpitrain.train.build.model import make_model
 
 TOLERANCE = 1e-5                                  # of the largest output
 AT_ONCE = 0.03                                    # seconds of a turn

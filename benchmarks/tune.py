@@ -1,6 +1,6 @@
 """Adapters of rank 8 against full tuning: a GPT learns tiny Shakespeare, then its text in small letters and words of today.
 
-    python benchmarks/tune.py tinyshakespeare.txt [--steps 600] [--tuning 300]
+    python benchmarks/tune.py tinyshakespeare.txt [--steps 2000] [--tuning 300]
 
 Prints the validation losses before and after, and the optimizer's state. One thread, one rank.
 """
@@ -67,7 +67,7 @@ def _size(shape: tuple[int, ...]) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("text", type=Path)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--tuning", type=int, default=300)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -82,7 +82,7 @@ def main() -> None:
         mpitrain(folder, "train", "run.toml", f"train.steps={options.steps}", "run.out=base")
         start = ("run.toml", "data.path=after", "model.init_from=base", f"train.steps={options.tuning}")
         mpitrain(folder, "train", *start, "run.out=full")
-        mpitrain(folder, "train", *start, "run.out=lora", "lora.rank=8", "optimizer.lr=1e-2")
+        mpitrain(folder, "train", *start, "run.out=lora", "lora.rank=8", "optimizer.lr=3e-3")
         mpitrain(folder, "merge", "lora", "--out", "merged")
         found = {"base on its text": loss(folder, "base"), "base on the changed text": loss(folder, "base", "data.path=after"),
                  "full": loss(folder, "full"), "lora": loss(folder, "lora"), "merged": loss(folder, "merged")}

@@ -31,6 +31,7 @@ EPILOG = """examples:
   python -m mpitrain export runs/gpt model.safetensors --names gpt2
   python -m mpitrain import model.safetensors --names gpt2 --out runs/gpt2 model.heads=12
   python -m mpitrain factor runs/gpt --layers "block*.wide" --energy 0.95 --out runs/gpt-factored
+  python -m mpitrain adapter runs/gpt-lora --out gpt-adapter
   python -m mpitrain merge runs/gpt-lora --out runs/gpt-merged
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M

@@ -31,8 +31,8 @@ from mpitrain.config.sections import Config, TrainConfig, changed
 from mpitrain.errors import MpitrainError, NumericsError
 from mpitrain.parallel.gradients.replicas import checksum
 from mpitrain.train.build.assembly import assemble
-from mpitrain.train.build.from_config import keep_inputs_only
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.model import keep_inputs_only
 from mpitrain.train.build.precision import refuse
 
 BATCHES = 2                       # So many different batches are used in turn.

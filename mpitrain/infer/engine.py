@@ -26,7 +26,7 @@ from mpitrain.infer.cache import Cache
 from mpitrain.nn.module import declared
 from mpitrain.run.evaluating import InUse, put_to_use
 from mpitrain.run.session import Session
-from mpitrain.train.build.from_config import make_model
+from mpitrain.train.build.model import make_model
 
 PURPOSE = store.Purpose("generating from", "there is no checkpoint to generate from; train the run until it has saved one")
 

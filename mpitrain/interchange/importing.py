@@ -18,7 +18,7 @@ from mpitrain.interchange import safetensors
 from mpitrain.interchange.exporting import ABOUT, DATA, Tell
 from mpitrain.interchange.names import NAMES, Entry, NameTable
 from mpitrain.interchange.tensors import BFLOAT16, Array, Stored, TensorFile, mapped, shown
-from mpitrain.train.build.from_config import make_model
+from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import SavedModel, save
 
 PLAIN = (bool, int, float, str)

@@ -24,8 +24,9 @@ from mpitrain.run import resuming
 from mpitrain.run.session import Session, n_virtual
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import local_rank
-from mpitrain.train.build.from_config import make_loss, make_model
+from mpitrain.train.build.from_config import make_loss
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import USE
 from mpitrain.train.build.trial import try_samples
 from mpitrain.train.evaluate import Evaluator

@@ -34,7 +34,8 @@ from mpitrain.run import resuming
 from mpitrain.run.session import Session, before_mpi, look_at_files, n_virtual, predict_memory
 from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job
-from mpitrain.train.build.from_config import build, checkpoint_folder, make_model, make_rate, observers_of
+from mpitrain.train.build.from_config import build, checkpoint_folder, make_rate, observers_of
+from mpitrain.train.build.model import make_model
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values

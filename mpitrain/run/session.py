@@ -22,8 +22,8 @@ from mpitrain.placement.place import place
 from mpitrain.plan.memory import forecast_of
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.assembly import Job
-from mpitrain.train.build.from_config import make_model
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.build.model import make_model
 from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import environment, threads
 from mpitrain.train.machine.threads import Place

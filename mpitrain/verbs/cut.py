@@ -27,7 +27,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.plan.inspect import open_data
     from mpitrain.shrink.cut import choose, transfer
     from mpitrain.shrink.graph import trace
-    from mpitrain.train.build.from_config import make_model
+    from mpitrain.train.build.model import make_model
     from mpitrain.train.build.saved import load, save
     saved = load(options.path, options.step)
     inputs, model = open_data(saved.config), saved.model

@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, process: Process) -> int:
     from mpitrain.errors import UsageError
     from mpitrain.shrink.factor import choose, factor
-    from mpitrain.train.build.from_config import make_model
+    from mpitrain.train.build.model import make_model
     from mpitrain.train.build.saved import load, save
     if options.rank is not None and options.rank < 1:
         raise UsageError(f"--rank must be at least 1, found {options.rank}")

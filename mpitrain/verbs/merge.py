@@ -9,30 +9,29 @@ from pathlib import Path
 from mpitrain.comm.job.guard import Process
 from mpitrain.verbs import add_step
 
-HELP = "a run folder without adapters, which are added to its weights"
+HELP = "make a run without adapters, which are added to its weights; needs no MPI"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, help="a run with [lora]")
-    parser.add_argument("--out", type=Path, required=True, help="the new run folder")
+    parser.add_argument("folder", type=Path, metavar="RUN", help="a run with [lora]; with --adapter, the run it was trained from")
+    parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="adapters alone, of mpitrain adapter")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
     add_step(parser)
-    parser.add_argument("--overwrite", action="store_true", help="write over a folder that has files in it")
 
 
 def run(options: Namespace, process: Process) -> int:
     from mpitrain.errors import UsageError
-    from mpitrain.shrink.lora import merge
-    from mpitrain.train.build.adapters import without
-    from mpitrain.train.build.from_config import make_model
+    from mpitrain.train.build.adapters import plain_model, with_adapter
     from mpitrain.train.build.saved import load, save
     saved = load(options.folder, options.step)
-    if not saved.config.lora.rank:
-        raise UsageError(f"{options.folder} has no adapters to merge: its lora.rank is 0")
-    made = saved.made_into(saved.model, **without(saved.config))
-    plain = make_model(made.config)
-    plain.initialize(saved.config.run.seed, saved.config.train.precision)
-    merge(saved.model, plain)
-    made = made.made_into(plain.eval().requires_grad_(False))
+    if options.adapter is not None:
+        if saved.config.lora.rank:
+            raise UsageError(f"{options.folder} has adapters of its own; give the run they were trained from, or no --adapter")
+        saved = with_adapter(saved, options.adapter)
+    elif not saved.config.lora.rank:
+        raise UsageError(f"{options.folder} has no adapters to merge: its lora.rank is 0; give some with --adapter")
+    made = plain_model(saved)
     save(options.out, made, {"by": "merge", "of": str(options.folder), "step": saved.step}, overwrite=options.overwrite)
     print(json.dumps({"step": saved.step, "out": str(options.out), **made.hashes()}), flush=True)
     return 0

@@ -181,5 +181,8 @@ def test_a_run_is_cut_evaluated_and_trained_on(tmp_path: Path) -> None:
     assert "linear0.weight" in done("inspect", "half")
     done("train", "half/config.toml", f"model.init_from={tmp_path / 'half'}", "run.out=tuned", "train.steps=5", ranks=2)
     assert json.loads((tmp_path / "tuned" / "run.json").read_text())["status"] == "done"
+    done("quantize", "whole", "--format", "int8", "--least", "1", "--out", "low")
+    low = mpirun(1, "-m", "mpitrain", "cut", "low", "--work", "0.5", "--out", "none", cwd=tmp_path)
+    assert low.rc == 64 and "LowBitProduct of linear0" in low.err and len(low.error_lines) == 1
     again = mpirun(1, "-m", "mpitrain", "cut", "whole", "--work", "0.01", "--out", "none", cwd=tmp_path)
     assert again.rc == 64 and "cannot be reached" in again.err and len(again.error_lines) == 1

@@ -12,7 +12,7 @@ from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError
-from mpitrain.train.build.from_config import keep_inputs_only
+from mpitrain.train.build.model import keep_inputs_only
 
 NAMES = ("embed", "block0", "block1", "block2", "head")
 calls: list[str] = []

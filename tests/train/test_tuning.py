@@ -15,8 +15,8 @@ from mpitrain.autograd import Tensor, no_grad
 from mpitrain.checkpoint import store
 from mpitrain.cli import main
 from mpitrain.config import load_config
-from mpitrain.errors import ConfigError, UsageError
-from mpitrain.train.build.from_config import make_model
+from mpitrain.errors import CheckpointError, ConfigError, OutputError, UsageError
+from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import load
 
 TEXT = """
@@ -94,6 +94,22 @@ def test_merged_it_gives_what_it_gave_with_adapters_and_is_a_run_without(folder:
         main(["merge", str(folder / "merged"), "--out", str(folder / "again")])
 
 
+def test_adapters_alone_go_back_on_their_base_and_on_no_other(folder: Path, adapted: Path) -> None:
+    assert main(["adapter", str(adapted), "--out", str(folder / "small")]) == 0
+    assert main(["merge", str(folder / "base"), "--adapter", str(folder / "small"), "--out", str(folder / "apart")]) == 0
+    assert main(["merge", str(adapted), "--out", str(folder / "whole")]) == 0
+    assert record(folder / "apart")["parameters_sha256"] == record(folder / "whole")["parameters_sha256"]
+    kept = store.latest(folder / "small", purpose=store.READ).arrays
+    assert len(kept) == 8 and all(name.endswith((".down", ".up")) for name in kept)
+    with pytest.raises(CheckpointError, match="adapters are of a base with parameters_sha256"):
+        main(["merge", str(folder / "whole"), "--adapter", str(folder / "small"), "--out", str(folder / "no")])
+    with pytest.raises(CheckpointError, match="is not one of adapters alone"):
+        main(["merge", str(folder / "base"), "--adapter", str(folder / "base" / "checkpoints"), "--out", str(folder / "no")])
+    with pytest.raises(OutputError, match="is not empty"):
+        main(["adapter", str(adapted), "--out", str(folder / "small")])
+    assert not (folder / "no").exists()
+
+
 @pytest.mark.slow
 def test_stages_slices_and_a_resumed_run_tune_the_same(folder: Path, adapted: Path) -> None:
     known = record(adapted)["parameters_sha256"]
@@ -120,15 +136,14 @@ def test_wrong_adapters_are_refused_by_name(tmp_path: Path, keys: list[str], mes
 
 
 def test_a_teacher_is_followed_with_the_same_bits_on_one_rank_and_on_two_stages(folder: Path) -> None:
-    train(folder, 1, "distil.teacher=base", "run.out=student1", "model.layers=1")
-    train(folder, 2, "distil.teacher=base", "run.out=student2", "model.layers=1", "mesh.pp=2")
-    train(folder, 1, "run.out=alone", "model.layers=1")
-    one, two, alone = (record(folder / name)["parameters_sha256"] for name in ("student1", "student2", "alone"))
+    train(folder, 1, "distil.teacher=base", "run.out=student1")
+    train(folder, 2, "distil.teacher=base", "run.out=student2", "mesh.pp=2")
+    one, two, alone = (record(folder / name)["parameters_sha256"] for name in ("student1", "student2", "base"))
     assert one == two != alone
 
 
 def test_a_teacher_of_other_classes_is_refused(folder: Path) -> None:
-    said = train(folder, 2, "distil.teacher=base", "run.out=refused", "model.vocabulary=30", rc=78)
+    said = train(folder, 1, "distil.teacher=base", "run.out=refused", "model.vocabulary=30", rc=78)
     assert "distil.teacher tells 27 classes apart, and the model 30" in said
     assert not (folder / "refused").exists()
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import isfunction
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain import models, nn, optim
-from mpitrain.arguments import accepted, call, call_with, parameters_of
+from mpitrain import nn, optim
+from mpitrain.arguments import accepted, call, parameters_of
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, changed
 from mpitrain.config.sections import OptimizerConfig, keys_of
@@ -22,6 +21,7 @@ from mpitrain.errors import ConfigError, nearest
 from mpitrain.registry import named
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.model import make_model
 from mpitrain.train.observers.observer import Observer, own_observer
 
 KINDS = ("classes", "binary", "distribution", "values", "rows")                                      # of losses
@@ -88,42 +88,6 @@ def describe(config: Config, tokens: bool) -> Described:
         from mpitrain.optim.groups import apply
         apply(groups_of(config), list(model.named_parameters()))
     return Described(model, make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
-
-
-def make_model(config: Config) -> nn.Module:
-    """The model that [model] describes; no memory is allocated."""
-    found: Any = models.MODELS.resolve(config.model.name, config.folder)
-    model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
-    if config.model.ranks:
-        from mpitrain.shrink import factor
-        factor.attach(model, config.model.ranks)
-    if config.model.formats:
-        from mpitrain.shrink.quantize import in_formats
-        in_formats(model, config.model.formats, config.folder)
-    if config.shrink.quantize:
-        from mpitrain.shrink.quantize import rounded_anew
-        rounded_anew(model, config.shrink.quantize, config.shrink.skip, config.folder, config.shrink.least)
-    if config.lora.rank:
-        from mpitrain.train.build.adapters import attach_to
-        attach_to(model, config)
-    if config.train.recompute:
-        keep_inputs_only(model, config.train.recompute)
-    return model
-
-
-def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> None:
-    """Recompute blocks in backward instead of keeping their activations: all, the first ones, or those that patterns name."""
-    if not isinstance(model, nn.Sequential):
-        raise ConfigError("train.recompute needs a model that is a Sequential of blocks")
-    if isinstance(which, int):
-        model.recompute = which
-        return
-    for pattern in which:
-        if not fnmatch.filter(model.blocks, pattern):
-            raise ConfigError(f'train.recompute names "{pattern}", and no block is called so{nearest(pattern, model.blocks)}')
-    model.recompute = frozenset(name for pattern in which for name in fnmatch.filter(model.blocks, pattern))
 
 
 def observers_of(config: Config) -> list[Observer]:

@@ -24,7 +24,7 @@ from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.config import Config, changed, load_run, to_toml
 from mpitrain.errors import UsageError
-from mpitrain.train.build.from_config import make_model
+from mpitrain.train.build.model import make_model
 
 USE = store.Purpose("taking the model of", "there is no checkpoint to take the model from; train the run until it has saved one")
 

@@ -1,0 +1,48 @@
+"""The model of a configuration: what [model] names, with what other sections do to its layers."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Sequence
+from typing import Any
+
+from mpitrain import models, nn
+from mpitrain.arguments import call_with
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError, nearest
+
+
+def make_model(config: Config) -> nn.Module:
+    """The model that [model] describes; no memory is allocated."""
+    found: Any = models.MODELS.resolve(config.model.name, config.folder)
+    model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
+    if config.model.ranks:
+        from mpitrain.shrink import factor
+        factor.attach(model, config.model.ranks)
+    if config.model.formats:
+        from mpitrain.shrink.quantize import in_formats
+        in_formats(model, config.model.formats, config.folder)
+    if config.shrink.quantize:
+        from mpitrain.shrink.quantize import rounded_anew
+        rounded_anew(model, config.shrink.quantize, config.shrink.skip, config.folder, config.shrink.least)
+    if config.lora.rank:
+        from mpitrain.train.build.adapters import attach_to
+        attach_to(model, config)
+    if config.train.recompute:
+        keep_inputs_only(model, config.train.recompute)
+    return model
+
+
+def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> None:
+    """Recompute blocks in backward instead of keeping their activations: all, the first ones, or those that patterns name."""
+    if not isinstance(model, nn.Sequential):
+        raise ConfigError("train.recompute needs a model that is a Sequential of blocks")
+    if isinstance(which, int):
+        model.recompute = which
+        return
+    for pattern in which:
+        if not fnmatch.filter(model.blocks, pattern):
+            raise ConfigError(f'train.recompute names "{pattern}", and no block is called so{nearest(pattern, model.blocks)}')
+    model.recompute = frozenset(name for pattern in which for name in fnmatch.filter(model.blocks, pattern))
