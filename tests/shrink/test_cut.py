@@ -72,7 +72,11 @@ def test_the_groups_of_resnet20() -> None:
               "16 " + ", ".join([*from_stage(2), "head.weight:1"]), "32 " + ", ".join([*from_stage(3), "head.weight:1"])]
     ends = ["3 conv.weight:1 (it meets the model's input, or a constant)",
             "10 head.weight:0, head.bias:0 (it is the model's output)"]
-    assert sorted(groups(models.resnet20(), rows(3, 32, 32))) == sorted(inner + around + ends)
+    graph = trace(ready(models.resnet20()), rows(3, 32, 32))
+    assert sorted(lines(graph)) == sorted(inner + around + ends)
+    first = next(group.members for group in graph.groups if ("conv.weight", 0) in group.members)
+    for leaf, zeros in (("conv.weight", 0), ("stage2_block0.norm2.weight", 8), ("stage3_block2.conv2.weight", 8 + 16)):
+        assert first[leaf, 0][:, 0].tolist() == list(range(zeros, zeros + 16))
 
 
 class Reversed(nn.Module):
