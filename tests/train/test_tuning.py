@@ -210,3 +210,23 @@ def test_wrong_ranks_are_refused_by_name(tmp_path: Path, key: str, message: str)
     (tmp_path / "run.toml").write_text(TEXT)
     with pytest.raises(ConfigError, match=message):
         make_model(load_config(tmp_path / "run.toml", [f"model.ranks={key}"]))
+
+
+@pytest.mark.parametrize(("keys", "message"), [
+    (["distil.temperature=0"], "distil.temperature must be more than 0"), (["distil.weight=1.5"], "distil.weight must lie in"),
+    (["distil.teacher=", "distil.weight=0.9"], "distil.weight is there, and no teacher"),
+    (["train.loss=mse"], 'distil.teacher is for train.loss = "cross_entropy"'), (["mesh.tp=2"], "mesh.tp = 2 cuts them"),
+    (["train.device=gpu"], 'distil.teacher is for train.device = "cpu"')])
+def test_wrong_keys_of_a_teacher_are_refused(tmp_path: Path, keys: list[str], message: str) -> None:
+    (tmp_path / "run.toml").write_text(TEXT)
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path / "run.toml", ["distil.teacher=base", *keys])
+
+
+def test_adapters_of_rank_8_are_a_twentieth_of_a_gpt_at_most(tmp_path: Path) -> None:
+    """The bar of the optimizer's state, by shapes: adapters of rank 8 on nanoGPT's model for a CPU."""
+    (tmp_path / "run.toml").write_text(TEXT)
+    keys = ["model.layers=4", "model.heads=4", "model.width=128", "model.block=64", "model.vocabulary=65", "model.init_from=base"]
+    whole, adapted = (make_model(load_config(tmp_path / "run.toml", [*keys, *more])) for more in ([], ["lora.rank=8"]))
+    new = adapted.count_parameters() - whole.count_parameters()
+    assert 0 < new <= 0.05 * whole.count_parameters()
