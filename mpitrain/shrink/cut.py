@@ -44,13 +44,17 @@ def choose(model: nn.Module, graph: Graph, work: float) -> Chosen:
 
     UsageError where no channel of the model can go, or not enough of them can.
     """
+    values = model.state_dict()
+    strange = [layer for layers in model.size_keys.values() for layer in layers if f"{layer}.weight" not in values]
+    if strange:
+        raise UsageError(f"{strange[0]} has no floating-point weight of its own (it is in few bits, factored or adapted); cut "
+                         "the run first, and make that of what is left")
     if not 0 < work < 1:
         raise UsageError(f"the share of the work that stays must be more than 0 and less than 1, found {work:g}")
     free = _free(model, graph)
     left = tuple(_left(model, graph, free))
     if not free:
         raise UsageError(f"no channels of this model can go: {'; '.join(left) or 'it has no linear layers or convolutions'}")
-    values = model.state_dict()
     ranked = {layer: _ranked(group, values) for layer, group in free.items()}
     sizes = {layer: group.size for layer, group in free.items()}
     whole = _work(graph.products, {})

@@ -72,7 +72,11 @@ def test_the_groups_of_resnet20() -> None:
               "16 " + ", ".join([*from_stage(2), "head.weight:1"]), "32 " + ", ".join([*from_stage(3), "head.weight:1"])]
     ends = ["3 conv.weight:1 (it meets the model's input, or a constant)",
             "10 head.weight:0, head.bias:0 (it is the model's output)"]
-    assert sorted(groups(models.resnet20(), rows(3, 32, 32))) == sorted(inner + around + ends)
+    graph = trace(ready(models.resnet20()), rows(3, 32, 32))
+    assert sorted(lines(graph)) == sorted(inner + around + ends)
+    first = next(group.members for group in graph.groups if ("conv.weight", 0) in group.members)
+    for leaf, zeros in (("conv.weight", 0), ("stage2_block0.norm2.weight", 8), ("stage3_block2.conv2.weight", 8 + 16)):
+        assert first[leaf, 0][:, 0].tolist() == list(range(zeros, zeros + 16))
 
 
 class Reversed(nn.Module):
@@ -181,5 +185,8 @@ def test_a_run_is_cut_evaluated_and_trained_on(tmp_path: Path) -> None:
     assert "linear0.weight" in done("inspect", "half")
     done("train", "half/config.toml", f"model.init_from={tmp_path / 'half'}", "run.out=tuned", "train.steps=5", ranks=2)
     assert json.loads((tmp_path / "tuned" / "run.json").read_text())["status"] == "done"
+    done("quantize", "whole", "--format", "int8", "--least", "1", "--out", "low")
+    low = mpirun(1, "-m", "mpitrain", "cut", "low", "--work", "0.5", "--out", "none", cwd=tmp_path)
+    assert low.rc == 64 and "LowBitProduct of linear0" in low.err and len(low.error_lines) == 1
     again = mpirun(1, "-m", "mpitrain", "cut", "whole", "--work", "0.01", "--out", "none", cwd=tmp_path)
     assert again.rc == 64 and "cannot be reached" in again.err and len(again.error_lines) == 1
