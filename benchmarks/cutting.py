@@ -78,7 +78,7 @@ def speed(rounds: int) -> None:
     from mpitrain import models
     from mpitrain.infer.recorded import Recorded
     from mpitrain.shrink.cut import choose, transfer
-    from mpitrain.shrink.graph import trace
+    from mpitrain.shrink.tracing import trace
     for net, shape in SHAPES.items():
         arguments: dict[str, Any] = {"channels": 1}
         model = models.MODELS[net](**arguments)

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpitrain import nn
-from mpitrain.autograd import Operation, Value, no_grad, record
+from mpitrain.autograd import Operation, Value
 
 Rule: TypeAlias = "Callable[[Relations, Operation], None]"
 Key: TypeAlias = tuple[str, int]                 # the name of a parameter or buffer, and one of its dims
@@ -117,31 +116,6 @@ class Relations:
             alike.setdefault(kind, []).append(unit)
         return tuple([Group({key: np.array([unit[key] for unit in found]) for key, _ in kind}, reason)
                       for (kind, reason), found in alike.items()])
-
-
-def trace(model: nn.Module, rows: Any) -> Graph:
-    """The groups of a model that has values and is in eval mode; `rows` is an input of two samples."""
-    from mpitrain.shrink import relations  # noqa: F401  the rules of our own Functions
-    with no_grad(), record() as operations:
-        model(rows)
-    found = Relations()
-    read = {value for operation in operations for value in operation.inputs if isinstance(value, Value)}
-    for operation in operations:
-        rule = next((RULES[base] for base in operation.function.__mro__ if base in RULES), _unknown)
-        for value in operation.inputs:
-            if isinstance(value, Value) and value.array is not None and not value.name:
-                found.fix(value, "it meets the model's input, or a constant")
-        rule(found, operation)
-        for value in operation.outputs:
-            if value not in read or operation is operations[-1]:
-                found.fix(value, "it is the model's output")
-    return Graph(found.groups(), tuple(found.products))
-
-
-def _unknown(relations: Relations, operation: Operation) -> None:
-    where = f" of {operation.path}" if operation.path else ""
-    for value in (*operation.inputs, *operation.outputs):
-        relations.fix(value, f"there is no rule of channels for the operation {operation.name}{where}")
 
 
 def lines(graph: Graph) -> list[str]:

@@ -26,7 +26,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.data.loader import SampleReader
     from mpitrain.plan.inspect import open_data
     from mpitrain.shrink.cut import choose, transfer
-    from mpitrain.shrink.graph import trace
+    from mpitrain.shrink.tracing import trace
     from mpitrain.train.build.model import make_model
     from mpitrain.train.build.saved import load, save
     saved = load(options.path, options.step)

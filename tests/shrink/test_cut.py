@@ -15,7 +15,8 @@ from mpitrain.autograd import no_grad
 from mpitrain.config import load_run
 from mpitrain.errors import ConfigError, ShapeError, UsageError
 from mpitrain.shrink.cut import choose, transfer
-from mpitrain.shrink.graph import RULES, lines, trace
+from mpitrain.shrink.graph import RULES, lines
+from mpitrain.shrink.tracing import trace
 from mpitrain.train.build.saved import load
 
 RNG = np.random.default_rng(0)
