@@ -37,7 +37,9 @@ def identity(description: Mapping[str, Any]) -> dict[str, Any]:
     """The identity of a described dataset (`probe.describe`) as plain JSON data; where its files lie is no part of it."""
     files = [_file(shard) for shard in description["shards"]]
     told = [{key: value for key, value in file.items() if key != "file"} for file in files]
-    found = {"x": description["x"], "y": description["y"], "sha256": _digest(told), "n_files": len(files)}
+    values = description["shards"][0]["x"]
+    found = {"x": description["x"], "y": description["y"], "sha256": _digest(told), "n_files": len(files),
+             "row": {"shape": list(values["shape"][1:]), "dtype": values["dtype"]}}
     return found | ({"files": files} if len(files) <= LISTED else {})
 
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import csv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,15 @@ def is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def has_array(path: Path, name: str) -> bool:
+    """Whether a file is NPZ and has an array of that name; what is wrong with one that is no NPZ is found where it is read."""
+    try:
+        with zipfile.ZipFile(path) as file:
+            return f"{name}.npy" in file.namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
 
 
 def describe_table(path: Path, x: str | None, read: Read) -> dict[str, Any]:

@@ -132,6 +132,10 @@ class Standardise(Transform):
 
     def __call__(self, x: Values) -> Values:
         assert self.mean is not None and self.deviation is not None, "standardise is used before fit or load_state_dict"
+        if self.mean.size > 1 and self.mean.shape != ((x.shape[1], 1, 1) if x.ndim == 4 else x.shape[1:]):
+            raise ShapeError(f"rows have shape {x.shape[1:]}, and standardise has learned from rows that have "
+                             f"{len(self.mean)} channels" if self.mean.shape[1:] == (1, 1) else
+                             f"rows have shape {x.shape[1:]}, and standardise has learned from rows of shape {self.mean.shape}")
         if x.dtype.kind != "f":                      # Large integers would lose their differences as float32.
             return ((x - self.mean) / self.deviation).astype(np.float32)
         out: Values = (x - self.mean.astype(x.dtype)) / self.deviation.astype(x.dtype)

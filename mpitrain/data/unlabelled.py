@@ -14,20 +14,24 @@ from typing import Any
 from mpitrain.data.found import BUILT_IN, check_file, find_files
 from mpitrain.data.manifest import MANIFEST, match_manifest
 from mpitrain.data.probe import Parser, check_agreement, sample_file
-from mpitrain.data.tables import TABLES, describe_table
+from mpitrain.data.tables import TABLES, describe_table, has_array
 from mpitrain.errors import DataError, MissingError
 
 KIND = "rows"
 
 
-def describe_rows(path: Path | str, x: str | None = None, started: Popen[bytes] | None = None) -> dict[str, Any]:
+def describe_rows(path: Path | str, x: str | None = None, started: Popen[bytes] | None = None, *,
+                  default: str | None = None) -> dict[str, Any]:
     """What the rows of a data file or folder are; rank 0 calls it before MPI starts.
 
-    `x` names the dataset of an HDF5 file, the array of an NPZ file, or columns of a CSV file, with commas between; without it the
-    only sensible choice is taken. `started` is what `files.parser.start_parser` gave, and is ended. Raises as `probe.describe`.
+    `x` names the dataset of an HDF5 file, the array of an NPZ file, or columns of a CSV file, with commas between. Without it the
+    name is `default` in HDF5, and in NPZ that has it; else the only sensible choice is taken. `started` is what
+    `files.parser.start_parser` gave, and is ended. Raises as `probe.describe`.
     """
     root = BUILT_IN.get(str(path)) or Path(path)
     table = TABLES.get(root.suffix.lower())
+    if x is None and default is not None and (table is None or has_array(root, default)):
+        x = default
     with Parser(process=started) as parser:
         shards = [describe_table(root, x, table)] if table else _shards(root, x, parser)
     check_agreement(shards)

@@ -30,13 +30,14 @@ def answer(options: Namespace, config: Config, process: Process) -> int:
                 raise UsageError(f"--{name} is {getattr(options, name)}, expected a whole number of {least} or more")
         if (options.prompts is None) != (options.out is None):
             raise UsageError("--prompts FILE and --out FILE go together; a single --prompt is answered on standard output")
+        block = block_of(config)
         encoding = find_encoding(config, options.vocabulary)
         prompts = [options.prompt] if options.prompts is None else read_prompts(options.prompts)
         if options.out is not None:
             refuse_output(options.out, options.prompts, options.overwrite)
         requests = [Request(number, encoding.encode(text), options.tokens, sampling) for number, text in enumerate(prompts)]
         for request in requests:
-            refuse_prompt(request.prompt, None if options.slide else block_of(config), "the prompt" if options.prompts is None
+            refuse_prompt(request.prompt, None if options.slide else block, "the prompt" if options.prompts is None
                           else f"prompt {request.number + 1} of {options.prompts}")
     with process.guarding(), Engine(config, options.folder, options.step, min(options.slots, len(prompts)),
                                     cached=not options.no_cache) as engine:

@@ -171,8 +171,8 @@ def block_of(config: Config) -> int:
     """The longest text that the model takes. ConfigError where it is no language model."""
     block = config.model.arguments.get("block")
     if type(block) is not int:
-        raise ConfigError(f'text needs a language model, whose [model] has a "block" and a "vocabulary"; this run\'s model is '
-                          f'"{config.model.name}"')
+        raise ConfigError(f'the run\'s model, "{config.model.name}", is no language model: its [model] has no "block" and '
+                          '"vocabulary"; take a run of one, such as model.name = "gpt"')
     return block
 
 

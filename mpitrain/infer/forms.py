@@ -17,6 +17,16 @@ OUTPUTS = "outputs"
 NAMES = (OUTPUTS, "classes", "probabilities")
 
 
+class Words(NamedTuple):
+    """What the user calls the two choices."""
+
+    keep: str
+    inverse: str
+
+
+OPTIONS, ARGUMENTS = Words("--as", "--inverse"), Words("keep", "inverse")         # of the verb, and of `TrainedModel.predict`
+
+
 class Form(NamedTuple):
     """`made` turns outputs (rows, ...) into what is kept of them, on the host; it treats each row by itself."""
 
@@ -24,26 +34,27 @@ class Form(NamedTuple):
     made: Callable[[Array], Any]
 
 
-def form(name: str, loss: Any, undone: Transforms | None = None) -> Form:
+def form(name: str, loss: Any, undone: Transforms | None = None, said: Words = OPTIONS) -> Form:
     """The form of that name for a model that was trained with `loss`; `undone` are transforms of its targets, undone in outputs.
     UsageError where the loss knows no classes."""
     if name not in NAMES:
-        raise UsageError(f'--as "{name}" is not one of {", ".join(NAMES)}')
+        raise UsageError(f'{said.keep} "{name}" is not one of {", ".join(NAMES)}')
     if name == OUTPUTS:
         return Form(name, asnumpy if undone is None else lambda outputs: undone.inverse(asnumpy(outputs)))
     if undone is not None:
-        raise UsageError(f"--inverse gives outputs in the units of the targets, and --as {name} asks for others; leave out one")
+        raise UsageError(f'{said.inverse} gives outputs in the units of the targets, and {said.keep} "{name}" asks for '
+                         "others; leave out one")
     made = KINDS.get((loss.kind, name))
     if made is None:
-        raise UsageError(f'--as {name} is for models trained with a loss of classes, and this run\'s is "{type(loss).__name__}" '
-                         f'(kind "{loss.kind}"); leave out --as')
+        raise UsageError(f'{said.keep} "{name}" is for models trained with a loss of classes, and this run\'s is '
+                         f'"{type(loss).__name__}" (kind "{loss.kind}"); leave out {said.keep}')
     return Form(name, made)
 
 
-def undone(transforms: Transforms) -> Transforms:
+def undone(transforms: Transforms, said: Words = OPTIONS) -> Transforms:
     """The transforms of the targets. UsageError where there are none."""
     if transforms.targets is None:
-        raise UsageError("--inverse undoes data.target_transform, and this run was trained without; leave it out")
+        raise UsageError(f"{said.inverse} undoes data.target_transform, and this run was trained without; leave it out")
     return transforms.targets
 
 

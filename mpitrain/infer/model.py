@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import CPU
-from mpitrain.errors import ShapeError
-from mpitrain.infer.forms import OUTPUTS, Form, form, undone
+from mpitrain.errors import ShapeError, print_warning
+from mpitrain.infer.forms import ARGUMENTS, OUTPUTS, Form, form, undone
 from mpitrain.infer.recorded import Recorded
-from mpitrain.infer.rows import chunk_rows, refuse_rows
+from mpitrain.infer.rows import Trained, chunk_rows, refuse_rows, trained_on
 from mpitrain.kernels.product import one_thread
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.train.build import saved
@@ -44,7 +44,16 @@ class TrainedModel(saved.SavedModel):
     @cached_property
     def _form(self) -> Callable[[str, bool], Form]:
         return cache(lambda keep, inverse: form(keep, make_loss(self.config, self.tokens),
-                                                undone(self.transforms) if inverse else None))
+                                                undone(self.transforms, ARGUMENTS) if inverse else None, ARGUMENTS))
+
+    @cached_property
+    def _trained(self) -> Trained:
+        return trained_on(self.meta, self.config)
+
+    @cached_property
+    def _tell_kind(self) -> Callable[[Any], None]:
+        """Warns, once for each dtype, of rows that are floats where the training rows were integers, or the other way."""
+        return cache(lambda dtype: print_warning(text) if (text := self._trained.other_kind(dtype)) else None)
 
     @cached_property
     def tokens(self) -> bool:
@@ -62,9 +71,13 @@ class TrainedModel(saved.SavedModel):
         if x.ndim == 0 or 0 in x.shape:
             raise ShapeError(f"predict takes rows along the first dim, at least one, found an array of shape {x.shape}")
         refuse_rows(x.shape[1:], x.dtype, self.tokens)
-        kept, size, feed = self._form(keep, inverse), chunk_rows(x.shape[1:], self.tokens), self._feed
+        kept, size, trained = self._form(keep, inverse), chunk_rows(x.shape[1:], self.tokens), self._trained
+        if self.tokens:
+            trained.refuse_tokens(x)
+        self._tell_kind(x.dtype)
         with nullcontext() if one_thread() else one_thread_inside(), np.errstate(all="ignore"):
-            found = [kept.made(self.forward.of(feed.inputs(self.transforms(x[i:i + size])))) for i in range(0, len(x), size)]
+            found = trained.taken(lambda: [kept.made(self.forward.of(self._feed.inputs(self.transforms(x[i:i + size]))))
+                                           for i in range(0, len(x), size)], x.shape[1:])
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 

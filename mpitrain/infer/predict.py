@@ -17,13 +17,14 @@ import numpy as np
 from mpitrain.autograd import Tensor
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.together import on_first
+from mpitrain.config import Config
 from mpitrain.data import Dataset
 from mpitrain.data.checks import check_exact
-from mpitrain.errors import OutputError, ShapeError
+from mpitrain.errors import OutputError, print_warning
 from mpitrain.infer import output
 from mpitrain.infer.forms import Form, form, undone
 from mpitrain.infer.recorded import Recorded
-from mpitrain.infer.rows import chunk_rows, refuse_rows
+from mpitrain.infer.rows import chunk_rows, refuse_rows, trained_on
 from mpitrain.placement import zigzag
 from mpitrain.run import Run
 from mpitrain.run.evaluating import InUse
@@ -46,22 +47,29 @@ class Predicted:
 class Reader:
     """Rows as the model sees them, chunk by chunk, and how many of a chunk hold NaN or infinite values."""
 
-    def __init__(self, used: InUse):
+    def __init__(self, used: InUse, config: Config):
         source = used.inputs.training
         assert isinstance(source, Dataset)
         self.source, self.transforms, self.n, field = source, used.inputs.transforms, len(source), source.x
         self.tokens, self.dtype = used.inputs.tokens, used.policy.layout.dtype
         refuse_rows(field.shape, field.dtype, self.tokens, file=source.where(0)[0], dataset=field.name)
-        self.size = chunk_rows(field.shape, self.tokens)
+        self.size, self.trained = chunk_rows(field.shape, self.tokens), trained_on(used.found.meta, config)
         self.nonfinite: dict[int, int] = {}
 
     def rows(self, start: int, stop: int) -> tuple[Any, int]:
         rows = np.arange(start, min(stop, self.n), dtype=np.int64)
         x = self.source.read_field(self.source.x, rows)
+        if self.tokens:
+            self.trained.refuse_tokens(x, lambda row: self.place(start + row))
         given = self.transforms(x)
         if not self.tokens:
             check_exact(given, rows, self.source, self.source.x.name, self.dtype)
         return given, int(not_finite(x).sum())
+
+    def place(self, row: int) -> dict[str, Any]:
+        """The words of an error for where a row is."""
+        file, row = self.source.where(row)
+        return {"file": file, "dataset": self.source.x.name, "row": row}
 
     def chunk(self, number: int) -> tuple[Any, int]:
         x, self.nonfinite[number] = self.rows(number * self.size, (number + 1) * self.size)
@@ -120,7 +128,8 @@ def predict(run: Run, source: Path, out: Path, *, step: int | str | None = None,
     with run.use(source, step) as used:
         control = used.context.control
         with guard.symmetric():
-            reader = Reader(used)
+            reader = Reader(used, run.config)
+            _tell_kind(reader, control.rank)
             if not used.policy.cuts_parameters and all(used.context.mesh.size(axis) == 1 for axis in ("tp", "cp", "ep")):
                 used.inference.forwards = [Recorded(chunk) for chunk in used.context.stage.chunks]
             outputs = Outputs(used, form(keep, make_loss(run.config, used.inputs.tokens),
@@ -145,18 +154,22 @@ def predict(run: Run, source: Path, out: Path, *, step: int | str | None = None,
 def _first(used: InUse, reader: Reader, outputs: Outputs) -> tuple[list[int], str]:
     """The shape and dtype of what is kept for a row, on all ranks: of the first row, which the model is tried on."""
     with guard.symmetric():
-        try:
-            x, _ = reader.rows(0, 1)
-        except ShapeError as error:
-            field = reader.source.x
-            raise ShapeError(f"rows of {field.dtype} {field.shape} are not those that the run was trained on: {error.message}",
-                             file=reader.source.where(0)[0], dataset=field.name) from error
+        field, file, taken = reader.source.x, reader.source.where(0)[0], reader.trained.taken
+        x, _ = taken(lambda: reader.rows(0, 1), field.shape, file=file, dataset=field.name)
         used.placement.refuse_samples(x, x)
-        found = [outputs.kept(one) for one in outputs_of(used.inference, x, x, reader.source.where(0)[0])]
+        found = taken(lambda: [outputs.kept(one) for one in outputs_of(used.inference, x, x, file)], field.shape, file=file,
+                      dataset=field.name)
     told = [[list(outputs.whole(one.shape)[1:]), one.dtype.newbyteorder("<").str] for one in found]
     everyone = used.context.control.gather_objects(told)
     shape, dtype = next(told[0] for told in everyone if told)
     return shape, dtype
+
+
+def _tell_kind(reader: Reader, rank: int) -> None:
+    """A warning of floats where the training rows were integers, or the other way. CSV has no dtype of its own."""
+    text = reader.trained.other_kind(reader.source.x.dtype)
+    if text and rank == 0 and Path(reader.source.where(0)[0]).suffix.lower() != ".csv":
+        print_warning(text)
 
 
 def _identity(run: Run, used: InUse, reader: Reader, kept: list[Any]) -> str:

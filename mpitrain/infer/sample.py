@@ -30,7 +30,7 @@ class Sampling:
         _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number of 0 or more")
         _require("top-k", self.top_k, type(self.top_k) is int and self.top_k >= 0, "a whole number of 0 or more")
         _require("top-p", self.top_p, 0 < self.top_p <= 1, "a number in (0, 1]")
-        _require("seed", self.seed, type(self.seed) is int, "a whole number")
+        _require("seed", self.seed, type(self.seed) is int and self.seed >= 0, "a whole number of 0 or more")
 
     def choose(self, logits: Array, request: int, position: int) -> int:
         """The token at `position` of a text; `logits` (V,)."""

@@ -159,10 +159,11 @@ def serve(options: Namespace, config: Config, process: Process) -> int:
         for name, least in (("slots", 1), ("queue", 1), ("port", 0)):
             if not least <= getattr(options, name) <= 65535:
                 raise UsageError(f"--{name} is {getattr(options, name)}, expected a whole number from {least} to 65535")
+        block = block_of(config)
         encoding = find_encoding(config, options.vocabulary)
     with Engine(config, options.folder, options.step, options.slots) as engine:
         try:
-            server = Server(options.port, encoding, block_of(config), options.folder.absolute().name, options.queue)
+            server = Server(options.port, encoding, block, options.folder.absolute().name, options.queue)
         except OSError as error:
             raise UsageError(f"port {options.port} of {HOST} cannot be had: {error.strerror}; take another: --port N") from None
         Thread(target=server.serve_forever, name="mpitrain-http", daemon=True).start()

@@ -44,7 +44,7 @@ def run(options: Namespace, process: Process) -> int:
             raise UsageError("--x is the name of a dataset, found none; leave it out, or give one")
 
     def look() -> dict[str, Any]:
-        found = describe_rows(options.data, options.x or (config.data.x or None))
+        found = describe_rows(options.data, options.x, default=config.data.x or None)
         output.refuse(options.out, [shard["file"] for shard in found["shards"]], resume=options.resume,
                       overwrite=options.overwrite)
         return {"training": found}

@@ -244,7 +244,7 @@ def bad(run: Path) -> list[tuple[tuple[str, ...], int, str]]:
         (("run", "rows.h5", *out, "--x", "fields/y"), 65, 'no dataset "fields/y" ("/fields" holds: x)'),
         (("run", "rows.npz", *out, "--x", "y"), 65, 'no array "y" (there: x); name one with --x'),
         (("run", "rows.csv", *out, "--x", "p0,q"), 65, 'no column "q"'),
-        (("run", "shape.npz", *out), 65, "change model.inputs or the data"),
+        (("run", "shape.npz", *out), 65, "change the rows to such as the model was trained on (uint8 of shape (1, 8, 8))"),
         (("run", "objects.npz", *out), 65, "Python objects, which are never loaded"),
         (("run", "none.npz", *out), 65, "there are no rows: the shape is (0, 64)"),
         (("run", "words.npz", *out), 65, "the values are <U1; expected integers or floats"),
