@@ -25,7 +25,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, help="0 (default): the likeliest token; 1 draws as trained")
     parser.add_argument("--top-k", type=int, default=0, metavar="K", help="draw among the K likeliest tokens; 0 (default): all")
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw among the likeliest tokens of this share")
-    parser.add_argument("--seed", type=int, default=0, help="of the draws; a text depends on it and its prompt's number alone")
+    parser.add_argument("--seed", type=int, default=0,
+                        help="of the draws, 0 or more; a text depends on it and its prompt's number alone")
     parser.add_argument("--slots", type=int, default=8, metavar="N", help="texts at a time, on each copy of the model (8)")
     parser.add_argument("--slide", action="store_true", help="go on beyond model.block, from the last so many tokens")
     parser.add_argument("--no-cache", action="store_true", help="read the whole text anew for each token: slower, the same text")
