@@ -16,7 +16,7 @@ from mpitrain.config import Config
 from mpitrain.errors import CheckpointError, OutputError
 from mpitrain.optim.groups import Group
 from mpitrain.train.build.model import make_model
-from mpitrain.train.build.saved import SavedModel
+from mpitrain.train.build.saved import SavedModel, naming_out
 
 ADAPTER = store.Purpose("taking the adapters of", "there is no checkpoint of adapters; make one with mpitrain adapter")
 
@@ -59,14 +59,15 @@ def write(folder: Path, saved: SavedModel) -> dict[str, Any]:
     OutputError where the folder has something in it.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError("the folder is not empty; choose another", file=folder)
+        raise OutputError("the folder is not empty; set --out to another", file=folder)
     new = is_new(saved.config)
     values = {name: leaf.numpy() for name, leaf in saved.model.named_parameters()}
     a = saved.config.lora
     about = {"rank": a.rank, "alpha": a.alpha, "layers": list(a.layers),
              "base_sha256": total_sha256(array_line(name, array) for name, array in values.items() if not new(name))}
-    store.save(folder, saved.step, [Piece.whole(f"parameters/{name}", array) for name, array in values.items() if new(name)],
-               {"adapter": about})
+    with naming_out():
+        store.save(folder, saved.step, [Piece.whole(f"parameters/{name}", array) for name, array in values.items() if new(name)],
+                   {"adapter": about})
     return about
 
 
