@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -114,7 +114,7 @@ def _bounded(model: Mapping[str, Any], numbers: int, tensors: int) -> None:
 
 def _config(table: NameTable, file: TensorFile, tensors: Mapping[str, Stored], about: Mapping[str, Any], has_state: bool,
             overrides: list[str], out: Path) -> Config:
-    given = frozenset(override.partition("=")[0] for override in overrides)
+    given = {key: text for key, _, text in (override.partition("=") for override in overrides)}
     model = about.get("model") or table.keys({name: stored.shape for name, stored in tensors.items()}, file, given)
     transform = list(about.get("transform", [])) if has_state or about.get("names") == "own" else []
     if about:
@@ -125,7 +125,7 @@ def _config(table: NameTable, file: TensorFile, tensors: Mapping[str, Stored], a
     return made_config(tables, overrides, out.name)
 
 
-def _refuse_code(keys: Mapping[str, Any], given: frozenset[str], path: Path) -> None:
+def _refuse_code(keys: Mapping[str, Any], given: Collection[str], path: Path) -> None:
     """ConfigError where a key that the user has not given names a module or a file, which would be imported."""
     for key, value in keys.items():
         text = json.dumps(value)
