@@ -22,6 +22,7 @@ FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.(json|stack\.txt)")
 UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
 LOCKS = re.compile(r"lock(\.[0-9]{1,9})?")               # with a number: where the file system has no locks
+ADVICE = "--resume continues its run, --overwrite deletes that run and starts anew; or set run.out to another folder"
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -39,12 +40,12 @@ class RunFolder:
         self._claim: claim.Claim | None = None            # where the file system, of this host or of another, has no locks
         self._held: tuple[os.stat_result, os.stat_result] | None = None       # the folder and `lock`, as they were locked
 
-    def open(self, *, resume: bool = False, overwrite: bool = False) -> RunFolder:
+    def open(self, *, resume: bool = False, overwrite: bool = False, advice: str = ADVICE) -> RunFolder:
         """Make the folder, or take the one that is there, and hold it until `close` or the end of the process.
 
         A folder with anything in it is refused unless `resume`, which keeps all, or `overwrite`, which deletes what runs
-        write and nothing else. OutputError says so, also when another job holds it, or it is a link, a file, read-only;
-        AccessError when it may not be written.
+        write and nothing else. OutputError says so, with the caller's `advice`, also when another job holds it, or it is a
+        link, a file, read-only; AccessError when it may not be written.
         """
         assert not (resume and overwrite), "one or the other"
         if os.path.islink(self.path):                     # pathlib's raises where the name is too long
@@ -55,11 +56,11 @@ class RunFolder:
             raise OutputError("the run folder is a file; remove it or set run.out to another name", file=self.path)
         refuse_strangers(self.path)
         if not (resume or overwrite or self._lock_path.exists()):
-            self._refuse_contents()                       # before a lock file would litter a folder that is not a run's
+            self._refuse_contents(advice)                 # before a lock file would litter a folder that is not a run's
         self._take_lock()
         try:
             if not (resume or overwrite):
-                self._refuse_contents()
+                self._refuse_contents(advice)
             for folder in (self.checkpoints, self.errors):
                 if folder.is_symlink():
                     raise OutputError("expected a folder of the run, found a symbolic link; remove it", file=folder)
@@ -76,11 +77,10 @@ class RunFolder:
             raise
         return self
 
-    def _refuse_contents(self) -> None:
+    def _refuse_contents(self, advice: str) -> None:
         there = [name for name in os.listdir(self.path) if not LOCKS.fullmatch(name)]
         if there:
-            raise OutputError(f"the run folder is not empty ({_some(there)}): --resume continues its run, --overwrite "
-                              f"deletes that run and starts anew; or set run.out to another folder", file=self.path)
+            raise OutputError(f"the run folder is not empty ({_some(there)}): {advice}", file=self.path)
 
     def _take_lock(self) -> None:
         """Hold `lock` with flock, which the system frees however the job ends; its text tells others who holds it.

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from mpitrain.config.messages import toml
 from mpitrain.config.sections import DEFAULTS_OF, DEFAULTS_OF_SCHEDULES, OPEN, SECTIONS, Config, Origin, keys_of
-from mpitrain.config.values import check_values, toml
+from mpitrain.config.values import check_values
 from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
 
 BUILT_IN = Path(__file__).parents[1] / "digits.toml"

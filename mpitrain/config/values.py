@@ -1,8 +1,7 @@
-"""Validation of single keys, and of pairs of keys on any mesh; and values as TOML, as messages show them."""
+"""Validation of single keys, and of pairs of keys on any mesh."""
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -11,17 +10,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal
 
-from mpitrain.config.sections import (
-    POLICIES,
-    PRUNERS,
-    SECTIONS,
-    CommConfig,
-    Config,
-    DistilConfig,
-    LoraConfig,
-    ShrinkConfig,
-    keys_of,
-)
+from mpitrain.config.messages import Refusal, toml, written
+from mpitrain.config.sections import POLICIES, PRUNERS, SECTIONS, CommConfig, Config, keys_of
+from mpitrain.config.shrinking import SHRINKING
 from mpitrain.errors import nearest
 
 LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a number of bytes that is finite
@@ -43,8 +34,6 @@ LONGEST_NAME, LONGEST_PATH = 255, 4095   # bytes: NAME_MAX of all file systems b
 IN_A_RUN = 100                           # bytes of the longest path inside a run folder, and some to spare
 BY_LOCALE = (f"has letters that this locale, whose encoding is {sys.getfilesystemencoding()}, has not: set LC_ALL=C.UTF-8, or "
              "PYTHONUTF8=1, so that it can be")
-
-Refusal = tuple[str, tuple[str, ...]]    # the message, and the keys it is about
 
 
 def check_values(config: Config) -> None:
@@ -70,10 +59,10 @@ def numbers(config: Config) -> Iterator[Refusal]:
             yield f"{key} must be at least {least}, found {value_of(config, key)}", (key,)
     for key in NOT_NEGATIVE:
         if not 0 <= value_of(config, key) < math.inf:
-            yield f"{key} must be a finite number, 0 or more, found {_written(value_of(config, key))}", (key,)
+            yield f"{key} must be a finite number, 0 or more, found {written(value_of(config, key))}", (key,)
     size = config.comm.bucket_mb
     if not (size == "auto" if isinstance(size, str) else 0 < size <= LARGEST_BUCKET_MB):
-        yield (f'comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, or "auto", found {_written(size)}; '
+        yield (f'comm.bucket_mb must be more than 0, at most {LARGEST_BUCKET_MB}, or "auto", found {written(size)}; '
                f"set it to {CommConfig.bucket_mb} if in doubt", ("comm.bucket_mb",))
 
 
@@ -169,97 +158,7 @@ def times(config: Config) -> Iterator[Refusal]:
                ("train.stop_before",))
 
 
-def pruning(config: Config) -> Iterator[Refusal]:
-    s = config.shrink
-    if not s.prune:
-        also = {"quantize", "least", "skip"} if s.quantize else {"quantize"}
-        given = [key for key in keys_of("shrink") if key not in also and getattr(s, key) != getattr(ShrinkConfig, key)]
-        if given:
-            yield (f"shrink.{given[0]} is there, and nothing is pruned; set shrink.prune to {', '.join(map(toml, PRUNERS))}, or "
-                   f"leave shrink.{given[0]} out", (f"shrink.{given[0]}", "shrink.prune"))
-        return
-    keys = ("shrink.sparsity", "shrink.prune")
-    if s.prune == "n:m" and s.sparsity:
-        yield f'shrink.sparsity = {s.sparsity} is not for "n:m", whose pattern is the share of zeros; leave it out', keys
-    elif s.prune != "n:m" and not 0 < s.sparsity < 1:
-        yield f"shrink.sparsity must lie in (0, 1), found {_written(s.sparsity)}", keys
-    if s.prune in ("n:m", "block") and not s.pattern:
-        yield (f'shrink.prune = "{s.prune}" needs shrink.pattern, such as {"2:4" if s.prune == "n:m" else "16x1"}',
-               ("shrink.pattern", "shrink.prune"))
-    for key, rules, value in (("pattern", ("magnitude",), s.pattern), ("scope", ("n:m",), s.scope == "global")):
-        if s.prune in rules and value:
-            yield (f'shrink.{key} = "{getattr(s, key)}" is not for shrink.prune = "{s.prune}"; leave it out',
-                   (f"shrink.{key}", "shrink.prune"))
-    if s.begin > s.end:
-        yield f"shrink.begin = {s.begin} comes after shrink.end = {s.end}; set shrink.end to {s.begin} or more", \
-            ("shrink.begin", "shrink.end")
-    if not (s.rewind == "never" if isinstance(s.rewind, str) else 0 <= s.rewind < max(1, s.end)):
-        yield (f'shrink.rewind must be "never", or a step before shrink.end = {s.end}, when weights go back; found '
-               f"{toml(s.rewind)}", ("shrink.rewind", "shrink.end"))
-    if ":" in config.comm.sharding:
-        yield (f'shrink.prune = "{s.prune}" is not for comm.sharding = "{config.comm.sharding}", whose updates nobody masks; set '
-               'comm.sharding to one of ours', ("shrink.prune", "comm.sharding"))
-
-
-def adapters(config: Config) -> Iterator[Refusal]:
-    """Adapters are of a trained model, and alone change in training."""
-    a = config.lora
-    if not a.rank:
-        given = [key for key in keys_of("lora") if getattr(a, key) != getattr(LoraConfig, key)]
-        if given:
-            yield (f"lora.{given[0]} is there, and lora.rank is 0, so that nothing is adapted; set lora.rank, such as 8, or "
-                   f"leave lora.{given[0]} out", (f"lora.{given[0]}", "lora.rank"))
-        return
-    if not config.model.init_from:
-        yield (f"lora.rank = {a.rank} adapts a trained model, and model.init_from names none; set it to a run folder",
-               ("lora.rank", "model.init_from"))
-    if a.alpha <= 0:
-        yield f"lora.alpha must be more than 0, found {a.alpha}", ("lora.alpha",)
-    if not a.layers:
-        yield 'lora.layers must name a layer, such as "block*.attention.qkv", found []', ("lora.layers",)
-    if config.mesh.tp > 1:
-        yield (f"lora.rank = {a.rank} is not for mesh.tp = {config.mesh.tp}, which cuts the adapted weights; set mesh.tp = 1 and "
-               "use mesh.dp or mesh.pp", ("lora.rank", "mesh.tp"))
-
-
-def factors(config: Config) -> Iterator[Refusal]:
-    if config.model.ranks and config.mesh.tp > 1:
-        yield (f"model.ranks makes two layers of one, which mesh.tp = {config.mesh.tp} does not cut; set mesh.tp = 1 and use "
-               "mesh.dp or mesh.pp", ("model.ranks", "mesh.tp"))
-
-
-def teachers(config: Config) -> Iterator[Refusal]:
-    """A teacher's outputs are compared with those of a whole model, as classes."""
-    d, t = config.distil, config.train
-    if not d.teacher:
-        given = [key for key in keys_of("distil") if getattr(d, key) != getattr(DistilConfig, key)]
-        if given:
-            yield (f"distil.{given[0]} is there, and no teacher; set distil.teacher to a run folder, or leave distil.{given[0]} "
-                   "out", (f"distil.{given[0]}", "distil.teacher"))
-        return
-    if d.temperature <= 0:
-        yield f"distil.temperature must be more than 0, found {d.temperature}", ("distil.temperature",)
-    if not 0 < d.weight <= 1:
-        yield f"distil.weight must lie in (0, 1], found {d.weight}", ("distil.weight",)
-    if t.loss != "cross_entropy" or "weight" in t.arguments:
-        found = f'train.loss = "{t.loss}"' if t.loss != "cross_entropy" else "train.weight"
-        yield (f'distil.teacher is for train.loss = "cross_entropy" without weights of classes, found {found}; change it',
-               ("distil.teacher", "train.loss"))
-    for axis in ("tp", "cp"):
-        if (n := getattr(config.mesh, axis)) > 1:
-            yield (f"distil.teacher compares whole outputs, and mesh.{axis} = {n} cuts them; set mesh.{axis} = 1",
-                   ("distil.teacher", f"mesh.{axis}"))
-    if t.device != "cpu":
-        yield f'distil.teacher is for train.device = "cpu", found "{t.device}"', ("distil.teacher", "train.device")
-
-
-VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times, pruning, adapters,
-          factors, teachers)
-
-
-def _written(value: float | str) -> str:
-    """A value as somebody wrote it: 0 for the 0.0 that it became."""
-    return toml(value).removesuffix(".0")
+VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times, *SHRINKING)
 
 
 def _is_finite(value: Any) -> bool:
@@ -287,14 +186,3 @@ def _is_utf8(value: Any) -> bool:
     except UnicodeError:
         return False
     return True
-
-
-def toml(value: Any) -> str:
-    """A value as TOML."""
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml(v) for v in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, str):               # a TOML basic string is a JSON string but for two escapes JSON lacks
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else repr(value)

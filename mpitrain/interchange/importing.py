@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,13 +14,15 @@ from mpitrain import data, nn
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.config import Config, made_config
 from mpitrain.errors import LONGEST_NAME, ConfigError, DataError, OtherModelError, UsageError, nearest
-from mpitrain.interchange import safetensors
+from mpitrain.interchange import safetensors, torch_files
 from mpitrain.interchange.exporting import ABOUT, DATA, Tell
 from mpitrain.interchange.names import NAMES, Entry, NameTable
 from mpitrain.interchange.tensors import BFLOAT16, Array, Stored, TensorFile, mapped, shown
 from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import SavedModel, save
 
+READERS: dict[str, Callable[[Path], TensorFile]] = {
+    ".safetensors": safetensors.read, ".pt": torch_files.read, ".pth": torch_files.read}
 PLAIN = (bool, int, float, str)
 PRECISIONS = ("float32", "float64", "bfloat16")
 WRAPPERS = ("_orig_mod.", "module.")              # what torch.compile and DistributedDataParallel put before every name
@@ -63,12 +65,18 @@ def bring_in(path: Path, out: Path, *, names: str = "", overrides: Sequence[str]
 
 
 def read(path: Path) -> TensorFile:
-    """The tensors of a file, whose first bytes say what it is."""
-    first = mapped(path)[:9].tobytes()
-    if first[8:] != b"{" and first.startswith((b"PK", b"\x80")):      # the length of a header may begin so, too
-        from mpitrain.interchange import torch_files
-        return torch_files.read(path)
-    return safetensors.read(path)
+    """The tensors of a file: of the format that its name ends with, or else that its first bytes are of."""
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        first = mapped(path)[:9].tobytes()
+        if first[8:] == b"{":                                         # before it is a length, which may begin like anything
+            reader = safetensors.read
+        elif first.startswith((b"PK", b"\x80")):
+            reader = torch_files.read
+        else:
+            raise DataError(f"expected a file of tensors, found what begins as neither format does; its name says no format, "
+                            f"either: {', '.join(READERS)} are read", file=path)
+    return reader(path)
 
 
 def _about(file: TensorFile) -> dict[str, Any]:
@@ -106,7 +114,7 @@ def _bounded(model: Mapping[str, Any], numbers: int, tensors: int) -> None:
 
 def _config(table: NameTable, file: TensorFile, tensors: Mapping[str, Stored], about: Mapping[str, Any], has_state: bool,
             overrides: list[str], out: Path) -> Config:
-    given = frozenset(override.partition("=")[0] for override in overrides)
+    given = {key: text for key, _, text in (override.partition("=") for override in overrides)}
     model = about.get("model") or table.keys({name: stored.shape for name, stored in tensors.items()}, file, given)
     transform = list(about.get("transform", [])) if has_state or about.get("names") == "own" else []
     if about:
@@ -117,7 +125,7 @@ def _config(table: NameTable, file: TensorFile, tensors: Mapping[str, Stored], a
     return made_config(tables, overrides, out.name)
 
 
-def _refuse_code(keys: Mapping[str, Any], given: frozenset[str], path: Path) -> None:
+def _refuse_code(keys: Mapping[str, Any], given: Collection[str], path: Path) -> None:
     """ConfigError where a key that the user has not given names a module or a file, which would be imported."""
     for key, value in keys.items():
         text = json.dumps(value)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpitrain.errors import ConfigError, DataError
-from mpitrain.interchange.names import COUNTER, NameTable, Shapes
+from mpitrain.interchange.names import COUNTER, NameTable, Shapes, mlp_sizes
 from mpitrain.interchange.tensors import Array, TensorFile, shown
 from mpitrain.nn import Module, MultiHeadAttention
 from mpitrain.nn.norm import _BatchNorm
@@ -35,6 +35,9 @@ class PyTorch(NameTable):
     def also(self, model: Module) -> dict[str, Array]:
         return counters(model, lambda path: path)
 
+    def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
+        return mlp_sizes(shapes, given)
+
 
 def counters(model: Module, name_of: Any) -> dict[str, Array]:
     """The counters of steps that PyTorch's batch norms have besides; ours count nothing, so they are 0."""
@@ -56,7 +59,7 @@ class GPT2(NameTable):
     prefix = "transformer."
     activation = "gelu_tanh"
 
-    def keys(self, shapes: Shapes, file: TensorFile, given: frozenset[str]) -> dict[str, Any]:
+    def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
         token, position = shapes.get("wte.weight", shapes.get("lm_head.weight")), shapes.get("wpe.weight")
         layers = 1 + max((int(m[1]) for name in shapes if (m := re.match(r"h\.(\d{1,6})\.", name))), default=-1)
         if token is None or position is None or len(token) != 2 or len(position) != 2 or layers < 1 or layers > len(shapes):
@@ -100,7 +103,7 @@ class NanoGPT(GPT2):
     prefix = ""
     activation = "gelu"
 
-    def keys(self, shapes: Shapes, file: TensorFile, given: frozenset[str]) -> dict[str, Any]:
+    def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
         return super().keys({name.removeprefix("transformer."): shape for name, shape in shapes.items()}, file, given)
 
     def said(self, file: TensorFile) -> dict[str, Any]:
@@ -118,7 +121,7 @@ class _ResNet(NameTable):
     def also(self, model: Module) -> dict[str, Array]:
         return counters(model, lambda path: self.name_of(f"{path}.", model).rstrip("."))
 
-    def keys(self, shapes: Shapes, file: TensorFile, given: frozenset[str]) -> dict[str, Any]:
+    def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
         blocks: dict[int, set[int]] = {}
         for name in shapes:
             if match := re.match(r"layer(\d)\.(\d{1,3})\.conv1\.weight", name):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -62,8 +63,8 @@ class NameTable:
         """What a file of theirs has besides."""
         return {}
 
-    def keys(self, shapes: Shapes, file: TensorFile, given: frozenset[str]) -> dict[str, Any]:
-        """The [model] that a file of theirs is of, as far as its shapes say; `given` has the keys that the user gives."""
+    def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
+        """The [model] that a file of theirs is of, as far as its shapes say; `given` has the user's keys, as texts."""
         return {}
 
 
@@ -79,6 +80,21 @@ class Own(NameTable):
 
     def entries(self, model: Module) -> list[Entry]:
         return [Entry(name, name) for name, _ in (*model.named_parameters(), *model.named_buffers())]
+
+    def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
+        return mlp_sizes(shapes, given)
+
+
+def mlp_sizes(shapes: Shapes, given: Mapping[str, str]) -> dict[str, Any]:
+    """The sizes of an mlp, where the user says that it is one and the shapes are; {} otherwise."""
+    chain: list[tuple[int, ...]] = []
+    while shape := shapes.get(f"linear{len(chain)}.weight"):
+        chain.append(shape)
+    chain.append(shapes.get("head.weight", ()))
+    is_mlp = given.get("model.name", "").strip("\"'") == "mlp" and all(len(shape) == 2 for shape in chain)
+    if not is_mlp or any(one[0] != other[1] for one, other in pairwise(chain)):
+        return {}
+    return {"inputs": chain[0][1], "hidden": [shape[0] for shape in chain[:-1]], "outputs": chain[-1][0]}
 
 
 def every_leaf(model: Module) -> Iterator[tuple[str, Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import DataError, MissingError, MpitrainError, OutputError
-from mpitrain.interchange import safetensors
+from mpitrain.interchange import importing, safetensors
 
 reference = pytest.importorskip("safetensors.numpy", reason="needs safetensors (pip install mpitrain[bench])")
 KINDS = ("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64")
@@ -74,12 +74,24 @@ def test_a_wrong_header_is_refused_in_a_line(tmp_path: Path, header: object, sai
     assert said in caught.value.message and "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("length", [0x80, 0x180, 0x4B50])
-def test_a_length_that_begins_like_another_format_is_a_length(tmp_path: Path, length: int) -> None:
-    from mpitrain.interchange.importing import read
+@pytest.mark.parametrize("name", ["x", "x.safetensors"])
+@pytest.mark.parametrize("length", [0x80, 0x180, 0x680, 0x4B50])
+def test_a_length_that_begins_like_another_format_is_a_length(tmp_path: Path, length: int, name: str) -> None:
     text = json.dumps({"a": about()}).encode().ljust(length)
-    (tmp_path / "x").write_bytes(length.to_bytes(8, "little") + text + bytes(4))
-    assert read(tmp_path / "x").tensors["a"].shape == (1,)
+    (tmp_path / name).write_bytes(length.to_bytes(8, "little") + text + bytes(4))
+    assert importing.read(tmp_path / name).tensors["a"].shape == (1,)
+
+
+@pytest.mark.parametrize(("name", "content", "said"), [
+    ("x.pt", b"junk" * 9, ".pt: the archive is damaged"), ("x.PTH", b"junk" * 9, ".pt: the archive is damaged"),
+    ("x.pt", b"\x80\x02}.", ".pt: it is a bare pickle"), ("x.safetensors", b"\x80\x02}." * 9, "safetensors: the header has"),
+    ("x.safetensors", b"PK\x03\x04" * 9, "safetensors: the header has"), ("x.bin", b"PK\x03\x04" * 9, ".pt: the archive is"),
+    ("x.onnx", b"junk" * 9, "begins as neither format does; its name says no format, either: .safetensors, .pt, .pth are read")])
+def test_the_ending_says_the_format_and_then_the_first_bytes(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        importing.read(tmp_path / name)
+    assert caught.value.message.partition(said)[1]
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:

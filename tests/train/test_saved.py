@@ -53,7 +53,7 @@ def test_a_folder_made_from_it_evaluates_to_the_same_bits(run: Path, tmp_path: P
     found = [mpirun(n, "-m", "mpitrain", "evaluate", str(folder), cwd=tmp_path).out.splitlines()[-1]
              for n, folder in ((1, tmp_path / "made"), (2, tmp_path / "made"))]
     assert found[0] == found[1] and json.loads(found[0])["step"] == 8
-    with pytest.raises(OutputError, match="is not empty"):
+    with pytest.raises(OutputError, match="is not empty .*: --overwrite deletes the run that is there; or set --out to another"):
         save(tmp_path / "made", saved, {"by": "a test"})
 
 

@@ -11,7 +11,7 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.errors import CheckpointError, OutputError
 from mpitrain.train.build.adapters import is_new, without
 from mpitrain.train.build.model import make_model
-from mpitrain.train.build.saved import SavedModel
+from mpitrain.train.build.saved import SavedModel, naming_out
 
 ADAPTER = store.Purpose("taking the adapters of", "there is no checkpoint of adapters; make one with mpitrain adapter")
 
@@ -38,8 +38,9 @@ def write(folder: Path, saved: SavedModel) -> dict[str, Any]:
     a = saved.config.lora
     about = {"rank": a.rank, "alpha": a.alpha, "layers": list(a.layers),
              "base_sha256": total_sha256(array_line(name, array) for name, array in values.items() if not new(name))}
-    store.save(folder, saved.step, [Piece.whole(f"parameters/{name}", array) for name, array in values.items() if new(name)],
-               {"adapter": about})
+    with naming_out():
+        store.save(folder, saved.step, [Piece.whole(f"parameters/{name}", array) for name, array in values.items() if new(name)],
+                   {"adapter": about})
     return about
 
 

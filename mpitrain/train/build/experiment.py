@@ -12,8 +12,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mpitrain.backend.cpu import cpu_info
 from mpitrain.config import Config
+from mpitrain.config.messages import toml
 from mpitrain.config.sections import SECTIONS, keys_of
-from mpitrain.config.values import toml, value_of
+from mpitrain.config.values import value_of
 from mpitrain.data.content import difference, identity
 from mpitrain.errors import UsageError, nearest
 from mpitrain.files.disk import file_sha256

@@ -15,8 +15,9 @@ from mpitrain import nn, optim
 from mpitrain.arguments import accepted, call, parameters_of
 from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config, changed
+from mpitrain.config.messages import toml
 from mpitrain.config.sections import OptimizerConfig, keys_of
-from mpitrain.config.values import LAYOUT, toml
+from mpitrain.config.values import LAYOUT
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.registry import named
 from mpitrain.train.build.assembly import Job, assemble

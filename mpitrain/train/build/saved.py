@@ -9,10 +9,11 @@ What is written is a run as any other: `evaluate`, `inspect`, `predict` and `tra
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from mpitrain.checkpoint import store
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.config import Config, changed, load_run, to_toml
-from mpitrain.errors import UsageError
+from mpitrain.errors import MpitrainError, UsageError
 from mpitrain.train.build.model import make_model
 
 USE = store.Purpose("taking the model of", "there is no checkpoint to take the model from; train the run until it has saved one")
+ADVICE = "--overwrite deletes the run that is there; or set --out to another folder"
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,9 @@ def save(folder: str | os.PathLike[str], saved: SavedModel, made: Mapping[str, A
 
     OutputError where the folder has something in it and is not to be overwritten.
     """
-    out = RunFolder(folder)
     state = saved.state()
     state.refuse_nonfinite(saved.step)
-    out.open(overwrite=overwrite)
-    try:
+    with naming_out(), contextlib.closing(RunFolder(folder).open(overwrite=overwrite, advice=ADVICE)) as out:
         kept = {key: saved.meta[key] for key in ("seed", "experiment") if key in saved.meta}
         kept["id"] = secrets.token_hex(8)
         model = {"name": saved.config.model.name, **saved.config.model.arguments}
@@ -88,6 +88,14 @@ def save(folder: str | os.PathLike[str], saved: SavedModel, made: Mapping[str, A
         out.write_text(out.config, to_toml(changed(saved.config, run={"out": str(folder)})))
         out.write_json(out.run_json, {"id": kept["id"], "name": saved.config.run.name, "status": "made", "steps": saved.step,
                                       "made": dict(made), **state.hashes()})
-    finally:
-        out.close()
     return out.path
+
+
+@contextlib.contextmanager
+def naming_out() -> Iterator[None]:
+    """Errors of the files below name the flag that says the folder here, in place of the key that says a run's."""
+    try:
+        yield
+    except MpitrainError as error:
+        error.args = (error.message.replace("set run.out to", "set --out to"), *error.args[1:])
+        raise

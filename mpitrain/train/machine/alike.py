@@ -13,8 +13,8 @@ from typing import Any
 
 import mpitrain
 from mpitrain.backend import native
+from mpitrain.config.messages import toml
 from mpitrain.config.sections import SECTIONS, Config
-from mpitrain.config.values import toml
 from mpitrain.files.disk import file_sha256
 from mpitrain.kernels.kernel import kind
 from mpitrain.registry import source_of
