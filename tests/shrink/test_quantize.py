@@ -11,7 +11,7 @@ from launch import mpirun
 
 from mpitrain import nn
 from mpitrain.cli import main
-from mpitrain.errors import ConfigError, NumericsError, OutputError
+from mpitrain.errors import ConfigError, NumericsError, OtherModelError, OutputError
 from mpitrain.shrink.quantize import LowBitLinear, choose, quantize
 from mpitrain.train.build.saved import load
 
@@ -234,3 +234,21 @@ def test_formats_whose_inputs_have_a_range_are_not_for_training() -> None:
     from mpitrain.shrink.quantize import rounded_anew
     with pytest.raises(ConfigError, match="the range of inputs changes"):
         rounded_anew(nn.Sequential(("a", nn.Linear(64, 8))), "int8-static", (), None, 0)
+
+
+def test_training_in_few_bits_is_refused_alike_by_train_and_inspect(trained: Path) -> None:
+    few = made(trained, "int8")
+    for command in (["train", str(few / "config.toml"), "run.out=" + str(few.with_name("no"))], ["train", "--resume", str(few)],
+                    ["inspect", str(few / "config.toml")]):
+        with pytest.raises(ConfigError, match=r'model\.formats keeps layers in few bits, "linear1" in int8, .*shrink\.quantize'):
+            main(command)
+    assert not few.with_name("no").exists() and "formats" in (few / "config.toml").read_text()
+
+
+def test_a_run_of_floats_does_not_start_from_a_quantized_one(trained: Path) -> None:
+    few, config = made(trained, "int8"), trained.parents[1] / "run.toml"
+    for command in ("train", "inspect"):
+        with pytest.raises(OtherModelError) as found:
+            main([command, str(config), f"model.init_from={few}", f"run.out={few.with_name('no')}"])
+        assert "of a quantized run: 1 weights are in few bits (parameters/linear1.weight)" in found.value.message
+        assert f"that it was made of, {trained}," in found.value.message
