@@ -130,7 +130,8 @@ class Checkpoint:
         if few := [name for name in missing if f"buffers/{name.removeprefix('parameters/')}" in self.arrays]:
             made = self.meta.get("made")
             of = f", {made['of']}" if isinstance(made, dict) and isinstance(made.get("of"), str) else ""
-            raise OtherModelError(f"the checkpoint is of a quantized run: {len(few)} weights are in few bits ({', '.join(few[:3])}"
+            raise OtherModelError(f"the checkpoint is of a quantized run: {len(few)} weights are in few bits "
+                                  f"({', '.join(few[:3])}"
                                   f"{', ...' if len(few) > 3 else ''}), and the model has them in floats; take the run of floats "
                                   f"that it was made of{of}, or the config it was saved with", file=self.folder)
         if found:

@@ -106,5 +106,5 @@ def refuse_sources(out: Path, sources: Sequence[Path]) -> None:
             real = Path(os.path.realpath(read))
             if whole in (real, *real.parents) or os.path.isdir(read) and real in whole.parents:
                 how = "is" if whole == real else "has in it" if whole in real.parents else "lies in"
-                raise OutputError(f"the folder to write {how} what the model is read from, {read}, which would be lost; set --out "
-                                  "to a folder of its own beside it", file=out)
+                raise OutputError(f"the folder to write {how} what the model is read from, {read}, which would be lost; "
+                                  "set --out to a folder of its own beside it", file=out)

@@ -80,8 +80,8 @@ def refuse_few_bits(config: Config) -> None:
     if formats := config.model.formats:
         path, name = next(iter(formats.items()))
         more = f" and {len(formats) - 1} more" if len(formats) > 1 else ""
-        raise config.wrong(f'model.formats keeps layers in few bits, "{path}" in {name}{more}, whose weights are not trained; train '
-                           "the run of floats that it was made of, with shrink.quantize for weights that will be rounded, and then "
+        raise config.wrong(f'model.formats keeps layers in few bits, "{path}" in {name}{more}, whose weights are not trained; '
+                           "train the run of floats that it was made of, with shrink.quantize to train for few bits, and then "
                            "quantize that run: mpitrain quantize RUN --format FORMAT --out RUN2", ("model.formats",))
 
 
