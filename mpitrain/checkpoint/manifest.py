@@ -127,6 +127,13 @@ class Checkpoint:
                                f"{_about(shape, np.dtype(dtype))} in the model")
         found = [f"{len(which)} {word} ({', '.join(which[:3])}{', ...' if len(which) > 3 else ''})"
                  for word, which in (("missing", missing), ("unexpected", unexpected), ("reshaped", changed)) if which]
+        if few := [name for name in missing if f"buffers/{name.removeprefix('parameters/')}" in self.arrays]:
+            made = self.meta.get("made")
+            of = f", {made['of']}" if isinstance(made, dict) and isinstance(made.get("of"), str) else ""
+            raise OtherModelError(f"the checkpoint is of a quantized run: {len(few)} weights are in few bits "
+                                  f"({', '.join(few[:3])}"
+                                  f"{', ...' if len(few) > 3 else ''}), and the model has them in floats; take the run of floats "
+                                  f"that it was made of{of}, or the config it was saved with", file=self.folder)
         if found:
             raise OtherModelError(f"the checkpoint is of another model: {'; '.join(found)}; use the config it was saved with",
                                   file=self.folder)

@@ -57,7 +57,7 @@ def bring_in(path: Path, out: Path, *, names: str = "", overrides: Sequence[str]
     transforms.load_state_dict({name: np.asarray(stored.values(), np.float64) for name, stored in state.items()})
     step = about.get("step", 0)
     saved = SavedModel(model.eval().requires_grad_(False), config, step if type(step) is int and 0 <= step < 10**8 else 0,
-                       transforms, {"seed": config.run.seed})
+                       transforms, {"seed": config.run.seed}, (path,))
     _compare(saved, about, path)
     save(out, saved, {"by": "import", "of": path.name, "names": names}, overwrite=overwrite)
     tell(f"{RunFolder(out).path}: {config.model.name}, {model.count_parameters():,} parameters")

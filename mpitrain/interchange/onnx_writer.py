@@ -14,11 +14,12 @@ from mpitrain.autograd.mode import no_grad
 from mpitrain.errors import UsageError
 from mpitrain.interchange import onnx_rules  # noqa: F401  (fills RULES)
 from mpitrain.interchange.exporting import Tell, Wanted
-from mpitrain.interchange.onnx_graph import BATCH, INPUT, LENGTH, OPSET, Array, Graph, traced
+from mpitrain.interchange.onnx_graph import BATCH, INPUT, LENGTH, OPSET, RULES, Array, Graph, traced
 from mpitrain.interchange.tensors import publish, refuse_existing
 from mpitrain.models.transformer import Embed
 from mpitrain.nn import Embedding, Module
 from mpitrain.nn.basic import Check, Flatten
+from mpitrain.nn.lowbit import LowBitEmbedding, LowBitLinear, LowBitProduct
 from mpitrain.train.build.saved import SavedModel
 
 EXTERNAL = 1 << 30                                # bytes of weights from which on they lie in a file of their own
@@ -36,6 +37,7 @@ def export_onnx(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
         raise UsageError("--names is for files of tensors; weights in a graph have the names of checkpoints")
     refuse_existing(wanted.path, overwrite=wanted.overwrite)
     model = saved.model
+    _refuse_few_bits(model)
     samples, sizes = _samples(model, wanted)
     if wanted.cache and LENGTH not in sizes:
         raise UsageError(f'--cache is for models of tokens with attention, and "{saved.config.model.name}" is none; leave it out')
@@ -52,6 +54,16 @@ def export_onnx(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
     publish(wanted.path, [made.SerializeToString()], overwrite=wanted.overwrite)
     tell(f"{wanted.path}: {len(graph.nodes)} nodes, opset {OPSET}, input {_shape(samples[0], sizes)}, "
          f"{sum(array.nbytes for array in graph.weights.values()):,} bytes of weights{' in a file beside it' if data else ''}")
+
+
+def _refuse_few_bits(model: Module) -> None:
+    """UsageError for layers in few bits. A product may have a rule of the user's; tables compute outside operations."""
+    few = [path for path, layer in model.named_modules() if isinstance(layer, LowBitEmbedding)
+           or isinstance(layer, LowBitLinear) and LowBitProduct.__name__ not in RULES]
+    if few:
+        more = f" and {len(few) - 1} more" if len(few) > 1 else ""
+        raise UsageError(f'ONNX: layers in few bits have no rule, found "{few[0]}"{more}; export the run of floats that this one '
+                         "was made of, and quantize the graph with tools of ONNX")
 
 
 def _samples(model: Module, wanted: Wanted) -> tuple[list[Array], dict[str, tuple[int, int]]]:

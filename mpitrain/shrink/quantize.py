@@ -20,6 +20,7 @@ from mpitrain.nn.lowbit import Format, LowBitEmbedding, LowBitLinear, RoundedLin
 from mpitrain.shrink.formats import FORMATS
 
 LEAST = 1 << 16               # weights of a layer from which on few bits pay: below, its float weight stays in the L2 cache
+SMALL = "and few bits pay from"
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,16 @@ def choose(model: nn.Module, name: str, skip: Sequence[str] = (), folder: Path |
         else:
             formats[path] = name
     if not formats:
-        raise ConfigError(f'nothing to quantize to "{name}": ' + "; ".join(f"{path}: {why}" for path, why in left[:3])
-                          if left else f'nothing to quantize to "{name}": the model has no layer with a weight')
+        raise ConfigError(f'nothing to quantize to "{name}": ' + ("; ".join(f"{path}: {why}" for path, why in left[:3])
+                          + cure(layers, left) if left else "the model has no layer with a weight"))
     return Chosen(formats, left)
+
+
+def cure(layers: Mapping[str, nn.Module], left: Sequence[tuple[str, str]]) -> str:
+    """What to do where all these layers stay in floats; "" where nothing helps."""
+    if any(isinstance(layer, LowBitLinear | LowBitEmbedding) for layer in layers.values()):
+        return "; quantize the run of floats that this one was made of"
+    return "; --least 0 (in a run, shrink.least = 0) takes small layers too" if any(SMALL in why for _, why in left) else ""
 
 
 def weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -72,7 +80,7 @@ def stays(layer: nn.Module, format: Format, least: int = LEAST) -> str:
     if isinstance(layer, nn.Embedding) and not format.for_tables:
         return "the format is for products"
     outputs, inputs = vars(layer)["weight"].global_shape
-    return f"{outputs * inputs:,} weights, and few bits pay from {least:,} on" if outputs * inputs < least else \
+    return f"{outputs * inputs:,} weights, {SMALL} {least:,} on" if outputs * inputs < least else \
         format.unfit(outputs, inputs)
 
 

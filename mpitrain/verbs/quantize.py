@@ -22,6 +22,7 @@ NONE = {"prune": "", "sparsity": 0.0, "pattern": "", "scope": "layer", "begin": 
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("path", type=Path, metavar="RUN", help="a run folder")
+    parser.add_argument("arguments", nargs="*", metavar="section.key=value")
     parser.add_argument("--format", required=True,
                         help='"int8", "int4", "int8-dynamic", "int4-dynamic", "int8-static", or your own, "file.py:name"')
     parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
@@ -33,6 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
                         help=f"training rows that show the range of inputs, for int8-static (default: {ROWS})")
     parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
     verbs.add_step(parser)
+    parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 
 
 def run(options: Namespace, process: Process) -> int:
@@ -41,7 +43,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.train.build.saved import load
     if options.calibrate < 1:
         raise UsageError(f"--calibrate must be at least 1 row, found {options.calibrate}")
-    saved = load(options.path, options.step)
+    saved = load(options.path, options.step, options.arguments)
     folder = saved.config.folder
     chosen = choose(saved.model, options.format, options.skip, folder, LEAST if options.least is None else options.least)
     scales, first = {}, True

@@ -95,3 +95,11 @@ def test_what_has_no_graph_is_refused_in_a_line(tmp_path: Path) -> None:
     export(plain, Wanted(tmp_path / "m.onnx"), lambda _: None)
     with pytest.raises(OutputError, match="--overwrite"):
         export(plain, Wanted(tmp_path / "m.onnx"), lambda _: None)
+
+
+def test_onnx_says_that_layers_in_few_bits_have_no_rule(tmp_path: Path) -> None:
+    from mpitrain.shrink.quantize import choose, quantize
+    saved = fresh("gpt", layers=1, heads=2, width=16, block=8, vocabulary=32)
+    quantize(saved.model, choose(saved.model, "int8", least=0).formats)
+    with pytest.raises(UsageError, match='layers in few bits have no rule, found "embed.token" and [0-9]+ more; export the run'):
+        export(saved, Wanted(tmp_path / "gpt.onnx"))

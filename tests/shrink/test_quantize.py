@@ -11,7 +11,7 @@ from launch import mpirun
 
 from mpitrain import nn
 from mpitrain.cli import main
-from mpitrain.errors import ConfigError, NumericsError, OutputError
+from mpitrain.errors import ConfigError, NumericsError, OtherModelError, OutputError
 from mpitrain.shrink.quantize import LowBitLinear, choose, quantize
 from mpitrain.train.build.saved import load
 
@@ -95,6 +95,7 @@ def test_inspect_shows_each_layer(trained: Path, capsys: pytest.CaptureFixture[s
     (["--format", "own.py:np"], "must give an mpitrain.nn.Format"),
     (["--format", "int8", "--skip", "nothing*"], 'no layer with a weight matches "nothing*"'),
     (["--format", "int8", "--skip", "*"], "nothing to quantize"),
+    (["--format", "int8", "--least", "1000000"], "pay from 1,000,000 on; --least 0 (in a run, shrink.least = 0) takes small"),
 ])
 def test_mistakes_are_told_in_a_line(trained: Path, tmp_path: Path, words: list[str], expected: str) -> None:
     with pytest.raises(ConfigError) as found:
@@ -104,7 +105,7 @@ def test_mistakes_are_told_in_a_line(trained: Path, tmp_path: Path, words: list[
 
 def test_what_is_in_few_bits_is_not_quantized_again(trained: Path, tmp_path: Path) -> None:
     few = made(trained, "int8")
-    with pytest.raises(ConfigError, match="in few bits already"):
+    with pytest.raises(ConfigError, match="in few bits already.*; quantize the run of floats that this one was made of$"):
         main(["quantize", str(few), "--format", "int4", "--out", str(tmp_path / "out")])
 
 
@@ -234,3 +235,26 @@ def test_formats_whose_inputs_have_a_range_are_not_for_training() -> None:
     from mpitrain.shrink.quantize import rounded_anew
     with pytest.raises(ConfigError, match="the range of inputs changes"):
         rounded_anew(nn.Sequential(("a", nn.Linear(64, 8))), "int8-static", (), None, 0)
+
+
+def test_training_in_few_bits_is_refused_alike_by_train_and_inspect(trained: Path) -> None:
+    few = made(trained, "int8")
+    for command in (["train", str(few / "config.toml"), "run.out=" + str(few.with_name("no"))], ["train", "--resume", str(few)],
+                    ["inspect", str(few / "config.toml")]):
+        with pytest.raises(ConfigError, match=r'model\.formats keeps layers in few bits, "linear1" in int8, .*shrink\.quantize'):
+            main(command)
+    assert not few.with_name("no").exists() and "formats" in (few / "config.toml").read_text()
+
+
+def test_a_run_of_floats_does_not_start_from_a_quantized_one(trained: Path) -> None:
+    few, config = made(trained, "int8"), trained.parents[1] / "run.toml"
+    for command in ("train", "inspect"):
+        with pytest.raises(OtherModelError) as found:
+            main([command, str(config), f"model.init_from={few}", f"run.out={few.with_name('no')}"])
+        assert "of a quantized run: 1 weights are in few bits (parameters/linear1.weight)" in found.value.message
+        assert f"that it was made of, {trained}," in found.value.message
+
+
+def test_quantize_takes_keys_and_traceback_as_other_verbs_do(trained: Path) -> None:
+    few = made(trained, "int8", "--traceback", "data.validation=0.5")
+    assert load(few).config.data.validation == 0.5

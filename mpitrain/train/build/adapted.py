@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,4 +65,4 @@ def with_adapter(base: SavedModel, folder: Path) -> SavedModel:
     for name, leaf in leaves:
         leaf.array[...] = values[name] if name in values else found.read(f"parameters/{name}")
         leaf.mark_changed()
-    return made.made_into(model.eval().requires_grad_(False))
+    return replace(made.made_into(model.eval().requires_grad_(False)), sources=(*base.sources, folder))

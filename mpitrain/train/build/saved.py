@@ -24,7 +24,7 @@ from mpitrain.checkpoint import store
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.config import Config, changed, load_run, to_toml
-from mpitrain.errors import MpitrainError, UsageError
+from mpitrain.errors import MpitrainError, OutputError, UsageError
 from mpitrain.train.build.model import make_model
 
 USE = store.Purpose("taking the model of", "there is no checkpoint to take the model from; train the run until it has saved one")
@@ -41,6 +41,7 @@ class SavedModel:
     step: int
     transforms: data.Transforms
     meta: Mapping[str, Any]
+    sources: tuple[Path, ...] = ()           # folders and files that it was read from, which `save` leaves as they are
 
     def state(self) -> State:
         """The named arrays of the model and of its data's transforms."""
@@ -70,14 +71,17 @@ def load(folder: str | os.PathLike[str], step: int | str | None = None, override
     transforms = data.Transforms(config.data.transform, config.folder, config.data.target_transform)
     with no_grad():
         State(model, None, transforms).restore(found)
-    return SavedModel(model.eval().requires_grad_(False), config, found.step, transforms, found.meta)
+    return SavedModel(model.eval().requires_grad_(False), config, found.step, transforms, found.meta,
+                      (path,))
 
 
 def save(folder: str | os.PathLike[str], saved: SavedModel, made: Mapping[str, Any], *, overwrite: bool = False) -> Path:
     """Writes a run folder with this model as its one checkpoint; its path. `made` says in run.json what it was made by and of.
 
-    OutputError where the folder has something in it and is not to be overwritten.
+    OutputError where the folder has something in it and is not to be overwritten, and where it is, has or lies in one that the
+    model was read from.
     """
+    refuse_sources(Path(folder), saved.sources)
     state = saved.state()
     state.refuse_nonfinite(saved.step)
     with naming_out(), contextlib.closing(RunFolder(folder).open(overwrite=overwrite, advice=ADVICE)) as out:
@@ -99,3 +103,16 @@ def naming_out() -> Iterator[None]:
     except MpitrainError as error:
         error.args = (error.message.replace("set run.out to", "set --out to"), *error.args[1:])
         raise
+
+
+def refuse_sources(out: Path, sources: Sequence[Path]) -> None:
+    """OutputError where writing to `out` could touch what is read: a source, or its checkpoints, by whatever links they are
+    reached."""
+    whole = Path(os.path.realpath(out))
+    for source in sources:
+        for read in (source, source / "checkpoints"):
+            real = Path(os.path.realpath(read))
+            if whole in (real, *real.parents) or os.path.isdir(read) and real in whole.parents:
+                how = "is" if whole == real else "has in it" if whole in real.parents else "lies in"
+                raise OutputError(f"the folder to write {how} what the model is read from, {read}, which would be lost; "
+                                  "set --out to a folder of its own beside it", file=out)

@@ -46,6 +46,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     """
     t = config.train
     check_values(config)
+    refuse_few_bits(config)
     refuse_untrained(model)
     on_gpu = select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu"
     rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
@@ -72,6 +73,16 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         from mpitrain.train.observers.pruning import refuse_pruning
         refuse_pruning(config, model, t.steps or t.epochs * sampler.steps_per_epoch)
     return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "")
+
+
+def refuse_few_bits(config: Config) -> None:
+    """ConfigError for layers that are kept in few bits: their weights are buffers, which no optimizer changes."""
+    if formats := config.model.formats:
+        path, name = next(iter(formats.items()))
+        more = f" and {len(formats) - 1} more" if len(formats) > 1 else ""
+        raise config.wrong(f'model.formats keeps layers in few bits, "{path}" in {name}{more}, whose weights are not trained; '
+                           "train the run of floats that it was made of, with shrink.quantize to train for few bits, and then "
+                           "quantize that run: mpitrain quantize RUN --format FORMAT --out RUN2", ("model.formats",))
 
 
 def refuse_untrained(model: nn.Module) -> None:
