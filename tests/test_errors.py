@@ -8,11 +8,11 @@ from typing import NoReturn
 
 import pytest
 
+from mpitrain.arguments import call_with
 from mpitrain.backend import native
 from mpitrain.data import images, importers
 from mpitrain.errors import ConfigError, DataError, name_and_text, text_of
 from mpitrain.registry import import_object
-from mpitrain.train.build.from_config import call_with
 
 
 def raises(error: BaseException) -> NoReturn:

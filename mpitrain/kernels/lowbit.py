@@ -91,6 +91,8 @@ def _rows(x: Array, unit: int, given: float) -> tuple[Array, Array, Array]:
 def _rows_host(call: CFunction, x: Array, unit: int, given: float) -> tuple[Array, Array, Array]:
     if not _suits(x):
         return _rows(x.astype(np.float32), unit, given)
+    if type(unit) is not int or unit < 1:
+        misfit(f"lowbit_rows in units of {unit!r:.20}", x)
     (m, k), p = x.shape, padded_to(x.shape[1], unit)
     q, scales, sums = np.empty((m, p), np.int8), np.empty(m, np.float32), np.empty(m, np.int32)
     call(np.ascontiguousarray(x), q.view(np.uint8), scales, sums, m, k, p, given)

@@ -32,5 +32,6 @@ FILES = {
     "recurrent": "GRU LSTM RNN",
     "reparametrised": "spectral_norm weight_norm",
     "shapes": "ChannelShuffle Fold PixelShuffle PixelUnshuffle Unflatten Unfold",
+    "sparse": "SparseLinear",
     "transformer": "Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer",
 }

@@ -14,7 +14,7 @@ import numpy as np
 from mpitrain import ops
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.basic import Embedding, Linear
@@ -118,6 +118,8 @@ class _LowBit(Module):
     weight: Buffer
 
     def __init__(self, outputs: int, inputs: int, format: Format):
+        if not isinstance(format, Format):
+            raise ConfigError(f"{type(self).__name__}: format is {format!r:.40}, expected an mpitrain.nn.Format")
         if why := format.unfit(outputs, inputs):
             raise ShapeError(f"a weight of {outputs} outputs and {inputs} inputs cannot be kept so: {why}")
         self.outputs, self.inputs, self.format = outputs, inputs, format

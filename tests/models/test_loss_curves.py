@@ -46,7 +46,7 @@ GPT = {"linear", "linear_gradients", "row_norm", "row_norm_gradients", "cross_en
 
 
 def resnet8() -> nn.Module:
-    return _cifar_resnet(1, 10, 3, "batch")
+    return _cifar_resnet(1, 10, 3, "batch", None)
 
 
 CONV = {"convolve", "convolve_adjoint", "kernel_gradient"}

@@ -50,7 +50,8 @@ def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
     for wrong in ([8, value], value) if is_list else (value,):
         with pytest.raises(ConfigError) as caught:
             MODELS[name](**settings | {key: wrong})
-        what = "a list of integers" if is_list else "an integer"
+        count = "4 " if (name, key) == ("lenet", "widths") else ""
+        what = f"a list of {count}integers" if is_list else "an integer"
         assert caught.value.message == (f"model.{key} must be {what} of at least {least}, found {json.dumps(wrong)}; "
                                         f"change model.{key}")
     MODELS[name](**settings)
@@ -151,7 +152,7 @@ def test_gpt_computes_what_pytorch_s_layers_do():
 def test_a_residual_block_computes_what_pytorch_s_layers_do(inputs, outputs, stride, project):
     torch = pytest.importorskip("torch")
     F = torch.nn.functional
-    block = Residual(inputs, outputs, stride, "batch", project)
+    block = Residual(inputs, outputs, outputs, stride, "batch", project)
     block.initialize(dtype="float64")
     w = {name: torch.tensor(value.copy()) for name, value in block.state_dict().items()}
 
