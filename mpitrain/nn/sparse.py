@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor, grad_enabled
 from mpitrain.backend import Array
-from mpitrain.errors import GraphError
+from mpitrain.errors import ConfigError, GraphError
 from mpitrain.kernels.sparse import HEIGHT, Sparse, block_product, csr_product, to_blocks, to_csr
 from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.basic import Linear
@@ -47,6 +47,8 @@ class SparseLinear(Linear):
     """
 
     def __init__(self, layer: Linear, form: str):
+        if not isinstance(layer, Linear) or form not in ("blocks", "csr"):
+            raise ConfigError(f'SparseLinear: takes a Linear and "blocks" or "csr", found {type(layer).__name__} and {form!r:.40}')
         self.fused, self.after, self.weight, self.bias = layer.fused, layer.after, layer.weight, layer.bias
         self.form = form
         w = np.ascontiguousarray(self.weight.array)

@@ -13,6 +13,7 @@ import pytest
 from mpitrain import Function, Tensor, nn, ops
 from mpitrain.errors import ArgumentError, MpitrainError, ShapeError
 from mpitrain.ops.inputs import door
+from mpitrain.shrink.formats import FORMATS
 
 BAD: dict[str, Any] = {
     "None": None, "a text": "text", "a list": [1.0, 2.0], "a ragged list": [[1.0], [2.0, 3.0]], "a dict": {"a": 1},
@@ -23,8 +24,10 @@ OPS = {name: getattr(ops, name) for name in dir(ops) if not name.startswith("_")
 # What layers are made with, by the names of arguments that have no default; 2 for others.
 MADE: dict[str, Any] = {"shape": (3,), "sizes": (3, 1), "size": 2, "padding": 1, "modules": {}, "dropout": 0.1, "heads": 1,
                         "nhead": 1, "encoder_layer": nn.TransformerEncoderLayer(4, 1), "decoder_layer":
-                        nn.TransformerDecoderLayer(4, 1), "init": nn.init.zeros, "what": "it", "change": "change it"}
-NO_LAYERS = {"ParameterDict", "ParameterList", "ModuleDict", "ModuleList", "Module", "Loss"}        # They have no forward.
+                        nn.TransformerDecoderLayer(4, 1), "init": nn.init.zeros, "what": "it", "change": "change it",
+                        "format": FORMATS["int8"]()}
+# They have no forward, or are made of a layer that has memory.
+NO_LAYERS = {"ParameterDict", "ParameterList", "ModuleDict", "ModuleList", "Module", "Loss", "SparseLinear"}
 
 
 def layers() -> Iterator[tuple[str, Callable[..., Any]]]:
