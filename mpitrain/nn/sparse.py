@@ -48,7 +48,7 @@ class SparseLinear(Linear):
 
     def __init__(self, layer: Linear, form: str):
         if not isinstance(layer, Linear) or form not in ("blocks", "csr"):
-            raise ConfigError(f'SparseLinear: takes a Linear and "blocks" or "csr", found {type(layer).__name__} and {form!r:.40}')
+            raise ConfigError(f'SparseLinear takes a Linear and "blocks" or "csr", found {type(layer).__name__} and {form!r:.40}')
         self.fused, self.after, self.weight, self.bias = layer.fused, layer.after, layer.weight, layer.bias
         self.form = form
         w = np.ascontiguousarray(self.weight.array)

@@ -4,6 +4,7 @@ A verb imports its dependencies when it runs: all verbs are imported for each co
 """
 
 from argparse import ArgumentParser, ArgumentTypeError
+from pathlib import Path
 from typing import NoReturn
 
 from mpitrain.errors import UsageError
@@ -14,6 +15,16 @@ class Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (try: {self.prog} --help)")
+
+
+def add_made(parser: ArgumentParser, of: str = "a run folder") -> None:
+    """The arguments of a verb that makes a run of a run: `options.folder`, `arguments`, `step`, `out` and `overwrite`."""
+    parser.add_argument("folder", type=Path, metavar="RUN", help=of)
+    parser.add_argument("arguments", nargs="*", metavar="section.key=value")
+    parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
+    parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+    add_step(parser)
 
 
 def add_step(parser: ArgumentParser) -> None:

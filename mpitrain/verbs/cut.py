@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
 from mpitrain import verbs
 from mpitrain.comm.job.guard import Process
@@ -12,11 +11,8 @@ HELP = "make a run with fewer channels from a trained one; needs no MPI"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="RUN", help="a run folder")
+    verbs.add_made(parser)
     parser.add_argument("--work", type=float, required=True, help="the share of multiply-adds that may be left: 0.5")
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
-    verbs.add_step(parser)
 
 
 def run(options: Namespace, process: Process) -> int:
@@ -29,7 +25,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.shrink.tracing import trace
     from mpitrain.train.build.model import make_model
     from mpitrain.train.build.saved import load, save
-    saved = load(options.path, options.step)
+    saved = load(options.folder, options.step, options.arguments)
     inputs, model = open_data(saved.config), saved.model
     x, _ = SampleReader(inputs.training, saved.transforms).read(np.asarray(inputs.train_rows[:2], np.int64))
     rows = x if inputs.tokens else np.asarray(x, next(iter(model.parameters())).dtype)
@@ -39,7 +35,7 @@ def run(options: Namespace, process: Process) -> int:
     smaller = make_model(changed(saved.config, model=arguments))
     smaller.initialize(saved.config.run.seed, saved.config.train.precision)
     transfer(model, smaller, chosen, rows)
-    made = {"by": "cut", "of": str(options.path), "step": saved.step, "work": chosen.work, "left": list(chosen.left)}
+    made = {"by": "cut", "of": str(options.folder), "step": saved.step, "work": chosen.work, "left": list(chosen.left)}
     out = save(options.out, saved.made_into(smaller.requires_grad_(False), model=arguments), made, overwrite=options.overwrite)
     for line in chosen.left:
         print(line)

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import json
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 
+from mpitrain import verbs
 from mpitrain.comm.job.guard import Process
-from mpitrain.verbs import add_step
 
 HELP = "make a run whose linear layers are two smaller ones each from a trained one; needs no MPI"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
+    verbs.add_made(parser)
     parser.add_argument("--layers", nargs="+", required=True, metavar="PATTERN", help="linear layers, names with *")
     how = parser.add_mutually_exclusive_group(required=True)
     how.add_argument("--rank", type=int, help="the rank of each")
     how.add_argument("--energy", type=float, help="the share of the sum of squared singular values that each keeps, below 1")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
-    add_step(parser)
 
 
 def run(options: Namespace, process: Process) -> int:
@@ -32,7 +28,7 @@ def run(options: Namespace, process: Process) -> int:
         raise UsageError(f"--rank must be at least 1, found {options.rank}")
     if options.energy is not None and not 0 < options.energy < 1:
         raise UsageError(f"--energy must lie in (0, 1), found {options.energy}")
-    saved = load(options.folder, options.step)
+    saved = load(options.folder, options.step, options.arguments)
     ranks = choose(saved.model, options.layers, options.rank, options.energy)
     if not ranks:
         raise UsageError("no layer of these has fewer numbers in two factors; give a smaller --rank or --energy")

@@ -6,25 +6,22 @@ import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from mpitrain import verbs
 from mpitrain.comm.job.guard import Process
-from mpitrain.verbs import add_step
 
 HELP = "make a run without adapters, which are added to its weights; needs no MPI"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run with [lora]; with --adapter, the run it was trained from")
+    verbs.add_made(parser, "a run with [lora]; with --adapter, the run it was trained from")
     parser.add_argument("--adapter", type=Path, metavar="FOLDER", help="adapters alone, of mpitrain adapter")
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
-    add_step(parser)
 
 
 def run(options: Namespace, process: Process) -> int:
     from mpitrain.errors import UsageError
     from mpitrain.train.build.adapted import plain_model, with_adapter
     from mpitrain.train.build.saved import load, save
-    saved = load(options.folder, options.step)
+    saved = load(options.folder, options.step, options.arguments)
     if options.adapter is not None:
         if saved.config.lora.rank:
             raise UsageError(f"{options.folder} has adapters of its own; give the run they were trained from, or no --adapter")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpitrain import verbs
@@ -16,25 +15,18 @@ if TYPE_CHECKING:
 
 HELP = "make a run whose weights are kept in few bits from a trained one; needs no MPI"
 ROWS = 512
-NONE = {"prune": "", "sparsity": 0.0, "pattern": "", "scope": "layer", "begin": 0, "end": 0, "every": 1, "rewind": "never",
-        "skip": (), "quantize": "", "least": 1 << 16}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("path", type=Path, metavar="RUN", help="a run folder")
-    parser.add_argument("arguments", nargs="*", metavar="section.key=value")
+    verbs.add_made(parser)
     parser.add_argument("--format", required=True,
                         help='"int8", "int4", "int8-dynamic", "int4-dynamic", "int8-static", or your own, "file.py:name"')
-    parser.add_argument("--out", type=Path, required=True, metavar="RUN2", help="the folder of the new run")
     parser.add_argument("--skip", action="append", default=[], metavar="PATTERN",
                         help="layers that stay in floats, names with * (may be given again)")
     parser.add_argument("--least", type=int, metavar="N",
                         help="layers with fewer weights stay in floats (default: 65,536, from where few bits are faster)")
     parser.add_argument("--calibrate", type=int, default=ROWS, metavar="ROWS",
                         help=f"training rows that show the range of inputs, for int8-static (default: {ROWS})")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
-    verbs.add_step(parser)
-    parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 
 
 def run(options: Namespace, process: Process) -> int:
@@ -43,7 +35,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.train.build.saved import load
     if options.calibrate < 1:
         raise UsageError(f"--calibrate must be at least 1 row, found {options.calibrate}")
-    saved = load(options.path, options.step, options.arguments)
+    saved = load(options.folder, options.step, options.arguments)
     folder = saved.config.folder
     chosen = choose(saved.model, options.format, options.skip, folder, LEAST if options.least is None else options.least)
     scales, first = {}, True
@@ -59,14 +51,15 @@ def run(options: Namespace, process: Process) -> int:
 
 def write(options: Namespace, saved: SavedModel, chosen: Chosen, scales: dict[str, float]) -> None:
     """The run in few bits, and what was done to each layer."""
+    from mpitrain.config.sections import ShrinkConfig
     from mpitrain.plan.low_bits import table_lines
     from mpitrain.shrink.quantize import quantize
     from mpitrain.train.build.saved import save
     rows = quantize(saved.model, chosen.formats, saved.config.folder, scales)
     formats = {**saved.config.model.formats, **chosen.formats}
-    made = {"by": "quantize", "of": str(options.path), "step": saved.step, "format": options.format,
+    made = {"by": "quantize", "of": str(options.folder), "step": saved.step, "format": options.format,
             "layers": [row._asdict() for row in rows], "left": dict(chosen.left)}
-    quantized = saved.made_into(saved.model, model={"formats": formats}, shrink=NONE)
+    quantized = saved.made_into(saved.model, model={"formats": formats}, shrink=vars(ShrinkConfig()))
     out = save(options.out, quantized, made=made, overwrite=options.overwrite)
     for line in table_lines(made):
         print(line)
