@@ -337,7 +337,7 @@ def test_threads_that_read_ahead_use_the_pool(pool_for_all: None) -> None:
     class Names(Loader):
         def load(self, step: int) -> Any:
             return [handler()]
-    with closing(Names(None, None, 1, workers=2)) as loader:  # type: ignore[arg-type]
+    with closing(Names(SimpleNamespace(kind="values"), None, 1, workers=2)) as loader:  # type: ignore[arg-type]
         assert [names for _, names in loader.iterate(0, 4)] == [["mpitrain_pool"]] * 4
 
 

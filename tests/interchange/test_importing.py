@@ -13,7 +13,7 @@ from mpitrain.cli import main
 from mpitrain.errors import AccessError, ConfigError, OtherModelError, OutputError
 from mpitrain.interchange import safetensors
 from mpitrain.interchange.exporting import Wanted, export
-from mpitrain.train.build import adapters
+from mpitrain.train.build import adapted
 from mpitrain.train.build.saved import load
 
 SIZES = {"inputs": 5, "hidden": [7, 4], "outputs": 3}
@@ -41,7 +41,7 @@ def test_a_folder_that_is_there_is_refused_with_the_flags_of_this_verb(tmp_path:
 def test_adapters_are_not_written_into_a_folder_with_something_in_it(tmp_path: Path) -> None:
     (tmp_path / "x").touch()
     with pytest.raises(OutputError, match="is not empty; set --out to another"):
-        adapters.write(tmp_path, fresh("mlp", **SIZES))
+        adapted.write(tmp_path, fresh("mlp", **SIZES))
 
 
 @pytest.mark.parametrize(("names", "ending"), [("pytorch", "pt"), ("own", "pt"), ("own", "safetensors")])

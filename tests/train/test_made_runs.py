@@ -12,7 +12,7 @@ from mpitrain.cli import main
 from mpitrain.config import made_config
 from mpitrain.data import Transforms
 from mpitrain.errors import OutputError
-from mpitrain.train.build.adapters import write
+from mpitrain.train.build.adapted import write
 from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import SavedModel, load, save
 

@@ -33,7 +33,7 @@ def write(folder: Path, saved: SavedModel) -> dict[str, Any]:
     OutputError where the folder has something in it.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise OutputError("the folder is not empty; choose another", file=folder)
+        raise OutputError("the folder is not empty; set --out to another", file=folder)
     new = is_new(saved.config)
     values = {name: leaf.numpy() for name, leaf in saved.model.named_parameters()}
     a = saved.config.lora
