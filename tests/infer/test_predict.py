@@ -34,6 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez_compressed(folder / "packed.npz", rows=x)
     lines = [[f"p{i}" for i in range(64)], *x.reshape(ROWS, 64).tolist()]
     (folder / "rows.csv").write_text("\n".join(",".join(map(str, line)) for line in lines))
+    said(predict(folder, 1, "rows.h5", "out1.h5"))            # what other predictions are compared with
     return folder
 
 
@@ -64,13 +65,13 @@ def values(path: Path) -> Any:
 
 
 def test_each_row_has_its_output_in_its_place_and_the_file_has_one_set_of_bytes(run: Path) -> None:
-    found = [said(predict(run, n, "rows.h5", f"out{n}.h5")) for n in (1, 2)]
+    found = [said(predict(run, n, "rows.h5", f"ranks{n}.h5")) for n in (1, 2)]
     assert len({json.dumps({**one, "out": ""}) for one in found}) == 1 and found[0]["rows"] == ROWS
-    assert len({(run / f"out{n}.h5").read_bytes() for n in (1, 2)}) == 1
+    assert len({(run / f"ranks{n}.h5").read_bytes() for n in (1, 2)}) == 1
     with h5py.File(run / "rows.h5") as file:
         wanted = expected(run, file["fields/x"][()])
-    assert np.abs(values(run / "out1.h5") - wanted).max() < 1e-5 * np.abs(wanted).max()
-    assert not list(run.glob("out*.part")) and not list(run.glob("out*.chunks"))
+    assert np.abs(values(run / "ranks1.h5") - wanted).max() < 1e-5 * np.abs(wanted).max()
+    assert not list(run.glob("ranks*.part")) and not list(run.glob("ranks*.chunks"))
 
 
 @pytest.mark.slow
