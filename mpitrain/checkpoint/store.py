@@ -15,7 +15,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,6 @@ class Alone:
 
 
 ALONE = Alone()
-BEST = "best"                    # the checkpoint with the lowest validation loss, as a step
 
 @dataclass(frozen=True)
 class Purpose:
@@ -224,45 +223,13 @@ def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ, *,
     return load(folder / name)
 
 
-def chosen(folder: Path, step: int | str | None = None, channel: Objects = ALONE, purpose: Purpose = READ) -> Checkpoint:
-    """The checkpoint of a step, the one with the lowest validation loss (`step` "best"), or (None) the newest that verifies.
-
-    Called by every rank; it communicates. MissingError names the steps that there are.
-    """
-    if step is None:
-        return latest(folder, channel, purpose)
-    return load(folder / on_first(channel, lambda: _whole(folder, step, purpose)))
-
-
-def _whole(folder: Path, step: int | str, purpose: Purpose) -> str:
-    paths = {step_of(path): path for path in reversed(candidates(folder))}
-    if not paths:
-        raise MissingError(purpose.missing, file=folder)
-    if step == BEST:
-        best = load(paths[max(paths)]).meta.get("best")
-        if not best:
-            raise MissingError("this run has computed no validation loss, so none of its checkpoints is the best; name a step: "
-                               f"{_listed(paths)}", file=folder)
-        step = int(best[1])
-    if step not in paths:
-        raise MissingError(f"there is no checkpoint of step {step}; those of this run are of {_listed(paths)}", file=folder)
-    if damage := _damage(paths[int(step)]):
-        raise CheckpointError(f"{damage}; {purpose.doing} another one may do: {_listed(paths)}", file=paths[int(step)])
-    return paths[int(step)].name
-
-
-def _listed(steps: Iterable[int]) -> str:
-    found = sorted(steps)
-    return ", ".join(map(str, found if len(found) <= 8 else [*found[:3], "...", *found[-3:]]))
-
-
 def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -> str:
     if folder.is_file():
         raise MissingError(purpose.missing, file=folder)
     bad: list[str] = []
     for path in candidates(folder, links=True):
-        if damage := _damage(path):
-            bad.append(f"{path.name}: {damage}")
+        if why := damage(path):
+            bad.append(f"{path.name}: {why}")
             continue
         if bad:
             warn(f"{purpose.doing} {path.name}: newer checkpoints cannot be used ({'; '.join(bad)})")
@@ -274,7 +241,7 @@ def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -
 
 def newest_whole_since(folder: Path, step: int) -> int:
     """The step of the newest checkpoint that verifies, of those of `step` and later ones; 0 if there is none. Rank 0 calls it."""
-    return next((step_of(path) for path in candidates(folder) if step_of(path) >= step and not _damage(path)), 0)
+    return next((step_of(path) for path in candidates(folder) if step_of(path) >= step and not damage(path)), 0)
 
 
 def refuse_damage(text: str) -> None:
@@ -299,14 +266,14 @@ def prune(folder: Path, keep: int, *, best: int | None = None, verified: Path | 
     paths = candidates(folder)
     stay = [path for i, path in enumerate(paths) if i < keep or step_of(path) == best]
     go = [path for path in paths if path not in stay and holds_only_ours(path)]
-    if not go or not (verified in stay or not all(map(_damage, stay))):
+    if not go or not (verified in stay or not all(map(damage, stay))):
         return []
     for path in reversed(go):                             # oldest first
         discard(path)
     return go
 
 
-def _damage(path: Path) -> str:
+def damage(path: Path) -> str:
     """What is wrong with a checkpoint; nothing where it verifies."""
     if path.is_symlink():
         return "it is a symbolic link, which no run makes; put the folder itself there"

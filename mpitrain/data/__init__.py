@@ -8,6 +8,7 @@
 
 from typing import Any
 
+from mpitrain.data.augment import AUGMENTATIONS, augmentations
 from mpitrain.data.checks import check_finite, check_labels, scan_labels, scan_targets
 from mpitrain.data.found import BUILT_IN
 from mpitrain.data.loader import Loader, MicroBatch
@@ -16,7 +17,7 @@ from mpitrain.data.sampler import Index, Sampler
 from mpitrain.data.shards import Dataset
 from mpitrain.data.split import share_of, split
 from mpitrain.data.tokens import TokenWindows, token_split
-from mpitrain.data.transforms import AUGMENTATIONS, TRANSFORMS, Transform, Transforms, augmentations
+from mpitrain.data.transforms import TRANSFORMS, Transform, Transforms
 
 __all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "Index", "Limits", "Loader", "MicroBatch", "Parser", "Sampler",
            "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "check_validation",

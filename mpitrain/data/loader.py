@@ -15,12 +15,13 @@ from itertools import count, islice
 from typing import Any
 
 from mpitrain.backend import use_pool
+from mpitrain.data.augment import Augmentation
 from mpitrain.data.checks import Source, check_exact, check_finite, check_labels
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.sampler import Sampler
 from mpitrain.data.shards import Rows, Values
 from mpitrain.data.tokens import IGNORE
-from mpitrain.data.transforms import Augmentation, Transforms
+from mpitrain.data.transforms import Transforms
 from mpitrain.errors import MpitrainError
 
 

@@ -1,31 +1,25 @@
-"""What happens to inputs between the file and the model: scaling with statistics, and augmentation keyed by sample.
+"""What happens to inputs, and to targets, between the file and the model: scaling with statistics.
 
 A transform is fitted once on the training split (on one rank; the others load its state), and its state goes into the
-checkpoint. An augmentation is a function of (the row's values, the row's key), so a sample looks the same on any number
-of ranks. The user's own are named "pkg.module:name" or "file.py:name": a class like those below, or a plain function
-`f(x)` for a transform and `f(x, keys)` for an augmentation, with x of shape (rows, ...) and keys uint64 of shape (rows,).
+checkpoint. The user's own are named "pkg.module:name" or "file.py:name": a class like those below, or a plain function `f(x)`,
+with x of shape (rows, ...).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mpitrain.arguments import bound, call, call_with
 from mpitrain.data.checks import Source, check_finite
-from mpitrain.data.keyed import draw
 from mpitrain.data.sampler import Index
 from mpitrain.data.shards import Values
 from mpitrain.errors import CheckpointError, ConfigError, ShapeError
 from mpitrain.registry import Registry, named
 
-Keys = NDArray[np.uint64]
-Augmentation = Callable[[Values, Keys], Values]
 Asked = str | Sequence[str | dict[str, Any]] | None              # names, or tables of a name and its arguments
 
 OF_TARGETS = "target."   # names of what targets' transforms have learned begin so
@@ -68,7 +62,6 @@ class Transform:
 
 
 TRANSFORMS: Registry[type[Transform]] = Registry("transform")
-AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
 
 
 def as_float(x: Values) -> Values:
@@ -167,9 +160,9 @@ class Transforms:
     """
 
     def __init__(self, asked: Asked = None, folder: Path | None = None, targets: Asked = None, *, key: str = "data.transform"):
-        entries = _entries(asked, key)
-        self.names, self.key = [name for name, _ in entries], key
-        self.parts = [_transform(name, arguments, folder) for name, arguments in entries]
+        asked_for = entries(asked, key)
+        self.names, self.key = [name for name, _ in asked_for], key
+        self.parts = [_transform(name, arguments, folder) for name, arguments in asked_for]
         self.targets = Transforms(targets, folder, key="data.target_transform") if targets else None
         for name, part in zip(self.targets.names, self.targets.parts) if self.targets is not None else ():
             if type(part).inverse is Transform.inverse:
@@ -229,7 +222,7 @@ class Transforms:
                                   f"({', '.join(self.names) or 'none'}); keep {self.key} as it was")
 
 
-def _entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:
+def entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:
     """(name, arguments) of each entry: a name, or a table of a name and arguments."""
     found = []
     for entry in ([asked] if isinstance(asked, str) and asked else list(asked or [])):
@@ -260,44 +253,3 @@ def _transform(name: str, arguments: dict[str, Any], folder: Path | None) -> Tra
     if not callable(found):
         raise ConfigError(f'data.transform "{name}" is a {type(found).__name__}; expected a function f(x) or a Transform')
     return PlainFunction(bound(found, arguments, f'transform "{name}"', "data.transform"))
-
-
-def augmentations(asked: Asked, folder: Path | None = None) -> list[Augmentation]:
-    """The functions of `data.augment`, in order."""
-    found: list[Augmentation] = []
-    for name, arguments in _entries(asked, "data.augment"):
-        function = AUGMENTATIONS.resolve(name, folder)
-        if not callable(function):
-            raise ConfigError(f'data.augment "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
-        one = bound(function, arguments, f'augmentation "{name}"', "data.augment")
-        found.append(partial(rows_alike, one, f'data.augment "{name}"'))
-    return found
-
-
-def _need_images(x: Values, name: str) -> None:
-    if x.ndim != 4:
-        raise ConfigError(f'data.augment "{name}" needs images (channels, height, width), but a row has shape {x.shape[1:]}')
-
-
-@AUGMENTATIONS.register("flip")
-def flip(x: Values, keys: Keys) -> Values:
-    """Mirrors every second image (by its key) left to right."""
-    _need_images(x, "flip")
-    chosen = draw(keys, 0, 2) == 1
-    out = x.copy()
-    out[chosen] = x[chosen, :, :, ::-1]
-    return out
-
-
-@AUGMENTATIONS.register("crop")
-def crop(x: Values, keys: Keys) -> Values:
-    """Shifts each image by up to an eighth of its height and width (4 pixels of 32), filling with zeros."""
-    _need_images(x, "crop")
-    b, c, h, w = x.shape
-    pad_h, pad_w = max(1, h // 8), max(1, w // 8)
-    padded = np.pad(x, ((0, 0), (0, 0), (pad_h, pad_h), (pad_w, pad_w)))
-    top, left = draw(keys, 1, 2 * pad_h + 1), draw(keys, 2, 2 * pad_w + 1)
-    rows = (top[:, None] + np.arange(h))[:, None, :, None]
-    columns = (left[:, None] + np.arange(w))[:, None, None, :]
-    out: Values = padded[np.arange(b)[:, None, None, None], np.arange(c)[None, :, None, None], rows, columns]
-    return out

@@ -16,7 +16,7 @@ from mpitrain import nn
 from mpitrain.autograd import Tensor, no_grad, row_by_row
 from mpitrain.backend import keep_freed_memory
 from mpitrain.backend.namespace import Array
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import choosing, store
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import start
 from mpitrain.config import Config, changed
@@ -43,7 +43,7 @@ class Engine:
         keep_freed_memory()                       # this may ask the compiler: nothing forks once MPI has started
         self.session = Session(config, start().comm)
         self.session.open(config, None)
-        found = store.chosen(folder / "checkpoints", step, self.session.control, PURPOSE)
+        found = choosing.chosen(folder / "checkpoints", step, self.session.control, PURPOSE)
         with guard.symmetric():
             model = make_model(config)
             self.capacity = block_of(config)

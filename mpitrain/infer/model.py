@@ -20,7 +20,7 @@ from mpitrain.backend import CPU
 from mpitrain.errors import ShapeError, print_warning
 from mpitrain.infer.forms import ARGUMENTS, OUTPUTS, Form, form, undone
 from mpitrain.infer.recorded import Recorded
-from mpitrain.infer.rows import Trained, chunk_rows, refuse_rows, trained_on
+from mpitrain.infer.rows import TrainingRow, chunk_rows, refuse_rows, trained_on
 from mpitrain.kernels.product import one_thread
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.train.build import saved
@@ -47,7 +47,7 @@ class TrainedModel(saved.SavedModel):
                                                 undone(self.transforms, ARGUMENTS) if inverse else None, ARGUMENTS))
 
     @cached_property
-    def _trained(self) -> Trained:
+    def _trained(self) -> TrainingRow:
         return trained_on(self.meta, self.config)
 
     @cached_property

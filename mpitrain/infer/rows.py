@@ -30,7 +30,7 @@ def refuse_rows(shape: tuple[int, ...], dtype: Any, tokens: bool, **where: Any) 
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainingRow:
     """What is known of the rows that a model was trained on: their shape and dtype, before transforms, or, of tokens, how many
     a row has at most and how many there are. None where nothing is."""
 
@@ -74,15 +74,15 @@ class Trained:
             raise ShapeError(f"rows have shape {shape}, which data.transform does not take; {self.advice}", **where) from error
 
 
-def trained_on(meta: Mapping[str, Any], config: Config) -> Trained:
+def trained_on(meta: Mapping[str, Any], config: Config) -> TrainingRow:
     """What a checkpoint's record says of the training rows; of an older one its first file says it, if that has no manifest."""
     block, vocabulary = (config.model.arguments.get(key) for key in ("block", "vocabulary"))
     if type(block) is int:
-        return Trained(block=block, vocabulary=vocabulary if type(vocabulary) is int else None)
+        return TrainingRow(block=block, vocabulary=vocabulary if type(vocabulary) is int else None)
     data = ((meta.get("experiment") or {}).get("data") or {}).get("training") or {}
     row = data.get("row")
     if row is None:
         first: Mapping[str, Any] = next(iter(data.get("files", ())), {})
         x = first.get("x") or {}
         row = {"shape": x["shape"][1:], "dtype": x["dtype"]} if "shape" in x and "dtype" in x else None
-    return Trained() if row is None else Trained(tuple(row["shape"]), np.dtype(row["dtype"]))
+    return TrainingRow() if row is None else TrainingRow(tuple(row["shape"]), np.dtype(row["dtype"]))

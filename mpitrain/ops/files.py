@@ -20,6 +20,7 @@ FILES = {
         zeros zeros_like""",
     "ctc": "ctc_loss",
     "decompositions": "cond eigh eigvalsh matrix_norm matrix_rank pinv qr svd svdvals",
+    "determinants": "det logdet slogdet",
     "diagonals": """
         block_diag diag diag_embed diagflat diagonal diagonal_scatter select_scatter slice_scatter trace tril tril_indices
         triu triu_indices""",
@@ -40,8 +41,7 @@ FILES = {
         multilabel_soft_margin_loss soft_margin_loss triplet_margin_loss triplet_margin_with_distance_loss""",
     "masks": "index_fill masked_fill masked_scatter masked_select one_hot",
     "matrices": """
-        cholesky cholesky_inverse cholesky_solve det inv logdet matrix_exp matrix_power slogdet solve solve_triangular
-        tensorinv tensorsolve""",
+        cholesky cholesky_inverse cholesky_solve inv matrix_exp matrix_power solve solve_triangular tensorinv tensorsolve""",
     "moving": """
         adjoint expand expand_as flatten flip fliplr flipud movedim narrow permute ravel repeat repeat_interleave reshape_as
         roll rot90 select sum_to_size t tile unflatten unfold""",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mpitrain import nn
 from mpitrain.backend import select_device
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import choosing, store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
@@ -77,7 +77,7 @@ def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
              step: int | str | None = None) -> tuple[int, dict[str, float]]:
     """The step of a checkpoint in the run folder `source` (the newest, that of a step, or the "best"), and its metrics. It
     communicates."""
-    found = store.chosen(source / "checkpoints", step, session.control, store.EVALUATE)
+    found = choosing.chosen(source / "checkpoints", step, session.control, store.EVALUATE)
     resuming.tell_other_rows(config, session, RunFolder(source), found)
     with guard.symmetric():
         used = put_to_use(config, session, found)

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpitrain import nn
 from mpitrain.backend import keep_freed_memory
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import choosing, store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.comm.job import guard
@@ -291,7 +291,7 @@ class Run(AbstractContextManager["Run"]):
         from mpitrain.run import evaluating
         with self._at_work():
             session = self._open()
-            found = store.chosen(source / "checkpoints", step, session.control, evaluating.USE)
+            found = choosing.chosen(source / "checkpoints", step, session.control, evaluating.USE)
             with guard.symmetric():
                 used = evaluating.put_to_use(self.config, session, found)
             yield used

@@ -12,7 +12,8 @@ from runs import SMALL, write
 from mpitrain.arguments import misfit
 from mpitrain.autograd import Tensor
 from mpitrain.config import Config, load_config, to_toml
-from mpitrain.data.transforms import Transforms, augmentations
+from mpitrain.data.augment import augmentations
+from mpitrain.data.transforms import Transforms
 from mpitrain.errors import ConfigError
 from mpitrain.nn import FlatStorage, Parameter, init
 from mpitrain.placement.shard_cuts import probe

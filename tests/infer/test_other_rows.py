@@ -16,7 +16,7 @@ from mpitrain.data.content import identity
 from mpitrain.data.transforms import Standardise
 from mpitrain.data.unlabelled import describe_rows
 from mpitrain.errors import ConfigError, DataError, ShapeError, UsageError
-from mpitrain.infer.rows import Trained, trained_on
+from mpitrain.infer.rows import TrainingRow, trained_on
 from mpitrain.infer.sample import Sampling
 
 GPT = ("model.name=gpt", "model.vocabulary=8", "model.block=8", "model.width=16", "model.heads=2", "model.layers=1",
@@ -128,9 +128,9 @@ def test_standardise_refuses_images_of_other_channels() -> None:
 
 def test_what_a_checkpoint_says_of_its_rows(folder: Path) -> None:
     saved = mpitrain.load(folder / "own")
-    known = Trained((5,), np.dtype(np.uint8))
+    known = TrainingRow((5,), np.dtype(np.uint8))
     assert trained_on(saved.meta, saved.config) == known
     data = dict(saved.meta["experiment"]["data"]["training"])
     assert data.pop("row") == identity(describe_rows(folder / "u.h5", "x"))["row"] == {"shape": [5], "dtype": "|u1"}
     assert trained_on({"experiment": {"data": {"training": data}}}, saved.config) == known
-    assert trained_on({}, saved.config) == Trained() and not Trained().other_kind(np.dtype(np.float32))
+    assert trained_on({}, saved.config) == TrainingRow() and not TrainingRow().other_kind(np.dtype(np.float32))

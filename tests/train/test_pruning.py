@@ -14,7 +14,7 @@ import pytest
 from launch import ROOT
 from runs import ok, record, steps, train, without_times, write
 
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import choosing, store
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.plan.inspect import inspect
 
@@ -45,7 +45,7 @@ def test_masks_hold_in_the_checkpoint_and_the_schedule_is_the_papers(alone: Path
         assert mask.dtype == np.uint8 and np.array_equal(w != 0, mask != 0), layer
         assert int((mask == 0).sum()) == int(0.8 * size + 0.5)
     assert not any(name.startswith("mask/") and name.endswith("bias") for name in found.arrays)
-    fifth = store.chosen(alone / "one/checkpoints", 5)
+    fifth = choosing.chosen(alone / "one/checkpoints", 5)
     share = 0.8 * (1 - (1 - (5 - 2) / 6) ** 3)
     assert int((fifth.read("mask/linear0.weight") == 0).sum()) == int(share * 64 * 32 + 0.5)
     assert record(alone / "one")["pruned"]["of"] == sum(n.values())
@@ -107,7 +107,7 @@ def test_slices_go_back_too(alone: Path) -> None:
         assert pruned(alone / out) == pruned(alone / "back")
     for kind in ("gradients", "parameters"):
         ok(train(2, alone / "run.toml", *back, "train.reproducible=run", f"comm.sharding={kind}", f"run.out=cut-{kind}"))
-        found = store.chosen(alone / f"cut-{kind}/checkpoints", "best")
+        found = choosing.chosen(alone / f"cut-{kind}/checkpoints", "best")
         assert all(not found.read(f"parameters/{name}.weight")[found.read(f"mask/{name}.weight") == 0].any()
                    for name in ("linear0", "linear1", "head"))
 
@@ -122,8 +122,8 @@ def test_a_lottery_ticket_has_one_mask_and_one_curve_on_any_ranks(alone: Path, r
         assert pruned(alone / f"ticket{ranks}-{rewind}") == pruned(alone / f"ticket1-{rewind}")
     one, two = (alone / f"ticket{ranks}-{rewind}" for ranks in (1, 2))
     assert pruned(one) == pruned(two) and without_times(steps(one)) == without_times(steps(two))
-    end = store.chosen(one / "checkpoints", 8)
-    before = store.chosen(one / "checkpoints", rewind) if rewind else None
+    end = choosing.chosen(one / "checkpoints", 8)
+    before = choosing.chosen(one / "checkpoints", rewind) if rewind else None
     mask = end.read("mask/linear0.weight")
     first = end.read("rewind/linear0.weight")
     assert before is None or np.array_equal(first, before.read("parameters/linear0.weight"))

@@ -20,7 +20,7 @@ from typing import Any
 
 from mpitrain import data, nn
 from mpitrain.autograd import no_grad
-from mpitrain.checkpoint import store
+from mpitrain.checkpoint import choosing, store
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.state import State
 from mpitrain.config import Config, changed, load_run, to_toml
@@ -61,11 +61,11 @@ def load(folder: str | os.PathLike[str], step: int | str | None = None, override
 
     `overrides` are ``section.key=value``. Raises MissingError, CheckpointError and ConfigError, which name the file or the key.
     """
-    if not (step is None or step == store.BEST or (type(step) is int and step >= 0)):
+    if not (step is None or step == choosing.BEST or (type(step) is int and step >= 0)):
         raise UsageError(f'step is a number of 0 or more, "best", or None for the newest checkpoint; found {step!r}')
     path = Path(folder)
     config = load_run(path, list(overrides))
-    found = store.chosen(path / "checkpoints", step, purpose=USE)
+    found = choosing.chosen(path / "checkpoints", step, purpose=USE)
     model = make_model(config)
     model.initialize(config.run.seed, config.train.precision)
     transforms = data.Transforms(config.data.transform, config.folder, config.data.target_transform)

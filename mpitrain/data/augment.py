@@ -1,0 +1,67 @@
+"""Augmentations: functions of a row's values and of its key, so that a sample looks the same on any number of ranks.
+
+The user's own are named "pkg.module:name" or "file.py:name": a function `f(x, keys)`, with x of shape (rows, ...) and keys uint64
+of shape (rows,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpitrain.arguments import bound
+from mpitrain.data.keyed import draw
+from mpitrain.data.shards import Values
+from mpitrain.data.transforms import Asked, entries, rows_alike
+from mpitrain.errors import ConfigError
+from mpitrain.registry import Registry
+
+Keys = NDArray[np.uint64]
+Augmentation = Callable[[Values, Keys], Values]
+
+AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
+
+
+def augmentations(asked: Asked, folder: Path | None = None) -> list[Augmentation]:
+    """The functions of `data.augment`, in order."""
+    found: list[Augmentation] = []
+    for name, arguments in entries(asked, "data.augment"):
+        function = AUGMENTATIONS.resolve(name, folder)
+        if not callable(function):
+            raise ConfigError(f'data.augment "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
+        one = bound(function, arguments, f'augmentation "{name}"', "data.augment")
+        found.append(partial(rows_alike, one, f'data.augment "{name}"'))
+    return found
+
+
+def _need_images(x: Values, name: str) -> None:
+    if x.ndim != 4:
+        raise ConfigError(f'data.augment "{name}" needs images (channels, height, width), but a row has shape {x.shape[1:]}')
+
+
+@AUGMENTATIONS.register("flip")
+def flip(x: Values, keys: Keys) -> Values:
+    """Mirrors every second image (by its key) left to right."""
+    _need_images(x, "flip")
+    chosen = draw(keys, 0, 2) == 1
+    out = x.copy()
+    out[chosen] = x[chosen, :, :, ::-1]
+    return out
+
+
+@AUGMENTATIONS.register("crop")
+def crop(x: Values, keys: Keys) -> Values:
+    """Shifts each image by up to an eighth of its height and width (4 pixels of 32), filling with zeros."""
+    _need_images(x, "crop")
+    b, c, h, w = x.shape
+    pad_h, pad_w = max(1, h // 8), max(1, w // 8)
+    padded = np.pad(x, ((0, 0), (0, 0), (pad_h, pad_h), (pad_w, pad_w)))
+    top, left = draw(keys, 1, 2 * pad_h + 1), draw(keys, 2, 2 * pad_w + 1)
+    rows = (top[:, None] + np.arange(h))[:, None, :, None]
+    columns = (left[:, None] + np.arange(w))[:, None, None, :]
+    out: Values = padded[np.arange(b)[:, None, None, None], np.arange(c)[None, :, None, None], rows, columns]
+    return out
