@@ -21,23 +21,8 @@
 #define FEW 16                       /* numbers whose mean is a first guess */
 #define MOST_TOGETHER 32             /* channels, since each has vectors of sums */
 
-#define T float
-#define INTEGER int32_t
-#define NAME(name) name##_float32
-#include "batch_norm.c"
-#undef T
-#undef INTEGER
-#undef NAME
-#undef V
-#undef MASK
-#undef WIDE
-#undef SUMS
-#undef LANES
-
-#define T double
-#define INTEGER int64_t
-#define NAME(name) name##_float64
-#include "batch_norm.c"
+#define SOURCE "batch_norm.c"
+#include "both.h"
 
 #else
 
@@ -292,4 +277,8 @@ void NAME(batch_norm_gradients)(const T *restrict g, const T *restrict x, const 
 #undef EACH_256_BYTES
 #undef EACH_VECTOR
 #undef GROUPS
+#undef V
+#undef MASK
+#undef WIDE
+#undef SUMS
 #endif

@@ -10,7 +10,7 @@
 #define GROUP 8                     /* terms for each two lines that the L2 cache will need; blocks are multiples of it */
 #define NEAR 8                      /* terms from a line's way into the L1 cache to its use */
 #define SOME 8                      /* rows of b copied side by side */
-#define LINE 64
+#define CACHE_LINE 64
 #define SAME_PLACES 4096            /* rows so many bytes apart share their places in an L1 cache: they are packed */
 
 #define UNROLL _Pragma("GCC unroll 16")
@@ -32,7 +32,7 @@ typedef struct { const char *at; i64 step; } Run;
 
 static Ahead look_ahead(const void *from, i64 size, i64 step, i64 rows, i64 length)
 {
-    return (Ahead){from, step * size, rows, 0, rows > 0 ? (length * size + LINE - 1) / LINE : 0};
+    return (Ahead){from, step * size, rows, 0, rows > 0 ? (length * size + CACHE_LINE - 1) / CACHE_LINE : 0};
 }
 
 static Run take(Ahead *a, i64 count)
@@ -40,7 +40,7 @@ static Run take(Ahead *a, i64 count)
     if (a->columns <= 0) return (Run){a->column, 0};
     Run run = {a->column + a->row * a->step, a->step};
     a->row += count;
-    if (a->row >= a->rows) { a->row = 0; a->column += LINE; a->columns--; }
+    if (a->row >= a->rows) { a->row = 0; a->column += CACHE_LINE; a->columns--; }
     return run;
 }
 

@@ -20,12 +20,15 @@
    The multiply-adds here are fused, on every machine that can: the products are the whole cost. Each sum has one fixed
    order, which depends on the shapes only. */
 
+#ifndef T
+
 #include "convolution_tiles.h"
 
-#define T float
-#define INTEGER int32_t
-#define LANES FLOATS
-#define NAME(name) name##_float32
+#define SOURCE "convolution.c"
+#include "both.h"
+
+#else
+
 #include "turn.h"
 #include "images.h"
 #include "convolution.h"
@@ -39,24 +42,5 @@
 #include "winograd_gradient.h"
 #include "convolution_choice.h"
 #undef ELEMENTS
-#undef T
-#undef INTEGER
-#undef LANES
-#undef NAME
 
-#define T double
-#define INTEGER int64_t
-#define LANES DOUBLES
-#define NAME(name) name##_float64
-#include "turn.h"
-#include "images.h"
-#include "convolution.h"
-#include "winograd.h"
-#include "channel_sums.h"
-#include "position_gradient.h"
-#include "dense_gradient.h"
-#include "depthwise.h"
-#include "depthwise_gradient.h"
-#include "depthwise_small.h"
-#include "winograd_gradient.h"
-#include "convolution_choice.h"
+#endif

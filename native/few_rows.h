@@ -94,12 +94,10 @@ static __attribute__((noinline)) void NAME(some_rows)(const T *x, const T *w, co
     }
 }
 
-/* The activation is a number, as in linear.h. */
-void NAME(few_rows)(const T *x, const T *w, const T *bias, T *y, i64 m, i64 n, i64 k, i64 activation)
+void NAME(few_rows)(const T *x, const T *w, const T *bias, T *y, i64 m, i64 n, i64 k)
 {
     if (k <= 0) for (i64 i = 0; i < m * n; i++) y[i] = bias ? bias[i % n] : 0;
     for (i64 i = 0; i < m && k > 0; i += FEW) NAME(some_rows)(x + i * k, w, bias, y + i * n, n, k, least(m - i, FEW));
-    if (activation) NAME(value_of)[activation](y, y, m * n);
 }
 
 #undef V

@@ -11,6 +11,8 @@
    meet: a line has the same bits whatever it stands beside. The inverse exchanges real and imaginary parts before and after.
    Multiply-adds are fused, on every machine that can. */
 
+#ifndef T
+
 #include "tile.h"
 
 #define UNROLL _Pragma("GCC unroll 16")
@@ -27,26 +29,16 @@ typedef struct { i64 length, padded, middle, halves; Steps columns, rows; } Plan
 
 INLINE i64 least(i64 a, i64 b) { return a < b ? a : b; }
 
-#define T float
-#define INTEGER int32_t
-#define LANES FLOATS
-#define NAME(name) name##_float32
+#define SOURCE "fft.c"
+#include "both.h"
+
+#else
+
 #include "turn.h"
 #include "fft_passes.h"
 #include "fft_lines.h"
 #include "fft_real.h"
 #undef V
 #undef MASK
-#undef T
-#undef INTEGER
-#undef LANES
-#undef NAME
 
-#define T double
-#define INTEGER int64_t
-#define LANES DOUBLES
-#define NAME(name) name##_float64
-#include "turn.h"
-#include "fft_passes.h"
-#include "fft_lines.h"
-#include "fft_real.h"
+#endif

@@ -1,5 +1,7 @@
 /* Attention by blocks for float and double: see flash_attention.h. */
 
+#ifndef T
+
 #include "flash_common.h"
 
 #define ADD_SCALED(sum, a, b) ((sum) + (a) * (b))
@@ -12,22 +14,14 @@ i64 flash_attention_work_bytes(i64 width, i64 values, i64 keys, i64 size)
     return 2 * keys * wide * size + (2 * wide + at_least(width, values) + 4 * BLOCK) * VECTORS * VECTOR_BYTES;
 }
 
-#define T float
-#define INTEGER int32_t
-#define LANES FLOATS
-#define NAME(name) name##_float32
+#define SOURCE "flash_attention.c"
+#include "both.h"
+
+#else
+
 #include "flash_attention.h"
 #include "one_query.h"
-#undef T
-#undef INTEGER
-#undef LANES
-#undef NAME
 #undef V
 #undef MASK
 
-#define T double
-#define INTEGER int64_t
-#define LANES DOUBLES
-#define NAME(name) name##_float64
-#include "flash_attention.h"
-#include "one_query.h"
+#endif

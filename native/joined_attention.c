@@ -10,15 +10,8 @@
 typedef struct { i64 batch, head, row; } Steps;
 typedef struct { i64 batches, heads, queries, values; Steps out, other; } Shape;
 
-#define T float
-#define NAME(name) name##_float32
-#include "joined_attention.c"
-#undef T
-#undef NAME
-
-#define T double
-#define NAME(name) name##_float64
-#include "joined_attention.c"
+#define SOURCE "joined_attention.c"
+#include "both.h"
 
 #else
 

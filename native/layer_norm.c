@@ -33,21 +33,8 @@
 #define SOME 16                      /* rows whose sum is kept in T */
 #define WORDS 512                    /* random words at a time */
 
-#define T float
-#define NAME(name) name##_float32
-#define ROOT sqrtf
-#define WIDE FLOATS
-#include "layer_norm.c"
-#undef T
-#undef NAME
-#undef ROOT
-#undef WIDE
-
-#define T double
-#define NAME(name) name##_float64
-#define ROOT sqrt
-#define WIDE DOUBLES
-#include "layer_norm.c"
+#define SOURCE "layer_norm.c"
+#include "both.h"
 
 #else
 
@@ -55,21 +42,22 @@ typedef T NAME(vector) __attribute__((vector_size(VECTOR_BYTES)));
 typedef T NAME(loose) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 #define V NAME(vector)
 #define AT(x, i) (*(const NAME(loose) *)((x) + (i)))
+#define ROOT(x) __builtin_choose_expr(sizeof(T) == sizeof(float), sqrtf(x), sqrt(x))
 
 /* BODY for each whole vector of n numbers, from `at` on, with v the partial sum that it adds to. */
 #define EACH_VECTOR(n, BODY)                                                                                            \
     i64 i = 0;                                                                                                          \
-    for (; i + PARTS * WIDE <= (n); i += PARTS * WIDE)                                                                  \
-        for (i64 v = 0; v < PARTS; v++) { i64 at = i + v * WIDE; BODY }                                                 \
-    for (; i + WIDE <= (n); i += WIDE) { const i64 at = i, v = 0; BODY }
+    for (; i + PARTS * LANES <= (n); i += PARTS * LANES)                                                                  \
+        for (i64 v = 0; v < PARTS; v++) { i64 at = i + v * LANES; BODY }                                                 \
+    for (; i + LANES <= (n); i += LANES) { const i64 at = i, v = 0; BODY }
 
 /* The sum of all lanes, and of the numbers that fill no vector, the last of n. */
 INLINE T NAME(fold)(const V *part, const T *rest, i64 n)
 {
-    union { V whole; T lane[WIDE]; } sum = {(part[0] + part[1]) + (part[2] + part[3])};
+    union { V whole; T lane[LANES]; } sum = {(part[0] + part[1]) + (part[2] + part[3])};
     T last = 0;
-    for (i64 half = WIDE / 2; half > 0; half /= 2) for (i64 l = 0; l < half; l++) sum.lane[l] += sum.lane[l + half];
-    for (i64 l = 0; l < n % WIDE; l++) last += rest[l];
+    for (i64 half = LANES / 2; half > 0; half /= 2) for (i64 l = 0; l < half; l++) sum.lane[l] += sum.lane[l + half];
+    for (i64 l = 0; l < n % LANES; l++) last += rest[l];
     return sum.lane[0] + last;
 }
 
@@ -86,9 +74,9 @@ static T NAME(sum)(const T *x, i64 n)
 static T NAME(squares)(const T *x, T *mean, const T *y, i64 n, i64 centred)
 {
     V part[PARTS] = {0}, drift[PARTS] = {0};
-    T rest[WIDE], far[WIDE], guess = *mean;
+    T rest[LANES], far[LANES], guess = *mean;
     EACH_VECTOR(n, __builtin_prefetch(y + at, 1); V d = AT(x, at) - guess; part[v] += d * d; drift[v] += d;)
-    for (i64 l = 0; l < n % WIDE; l++) { far[l] = x[i + l] - guess; rest[l] = far[l] * far[l]; }
+    for (i64 l = 0; l < n % LANES; l++) { far[l] = x[i + l] - guess; rest[l] = far[l] * far[l]; }
     T square = NAME(fold)(part, rest, n), wrong = centred ? NAME(fold)(drift, far, n) / n : 0;
     *mean = guess + wrong;
     square -= wrong * wrong * n;
@@ -159,10 +147,10 @@ typedef struct { T inverse, mean, constant, slope; } NAME(row);
 static NAME(row) NAME(look_at)(const T *g, const T *x, const T *weight, T mean, T inverse, const T *dx, i64 n, i64 centred)
 {
     V sums[PARTS] = {0}, products[PARTS] = {0};
-    T rest[WIDE], rest_products[WIDE];
+    T rest[LANES], rest_products[LANES];
     EACH_VECTOR(n, __builtin_prefetch(dx + at, 1);
                 V h = AT(g, at) * AT(weight, at); sums[v] += h; products[v] += h * (AT(x, at) - mean);)
-    for (i64 l = 0; l < n % WIDE; l++) {
+    for (i64 l = 0; l < n % LANES; l++) {
         rest[l] = g[i + l] * weight[i + l];
         rest_products[l] = rest[l] * (x[i + l] - mean);
     }
@@ -245,5 +233,6 @@ void NAME(row_norm_gradients)(const T *g, const T *x, const T *weight, const T *
 
 #undef V
 #undef AT
+#undef ROOT
 #undef EACH_VECTOR
 #endif

@@ -1,7 +1,7 @@
 /* Scans, ranks, and values taken from or put at places, along the middle dim of arrays (outer, n, inner). Arrays are contiguous;
    indices were checked, and are checked again: a function answers 2 where one lies outside.
 
-   This file includes itself for each type: T, the number; U, an unsigned integer of its size; S, a signed one. */
+   This file includes itself for each type: see both.h. */
 
 #ifndef T
 
@@ -14,20 +14,8 @@ typedef int64_t i64;
 
 #define PART 64
 
-#define T float
-#define U uint32_t
-#define S int32_t
-#define NAME(function) function##_float32
-#include "lines.c"
-#undef T
-#undef U
-#undef S
-#undef NAME
-#define T double
-#define U uint64_t
-#define S int64_t
-#define NAME(function) function##_float64
-#include "lines.c"
+#define SOURCE "lines.c"
+#include "both.h"
 
 #else
 
@@ -145,36 +133,36 @@ void NAME(cumextremum)(const T *x, i64 *places, i64 outer, i64 n, i64 inner, i64
 }
 
 /* A number that grows with x: -0.0 is 0, and NaN, whatever its bits, is the largest. `turned` reverses the order. */
-static inline U NAME(key)(T x, int turned)
+static inline WORD NAME(key)(T x, int turned)
 {
-    U bits;
+    WORD bits;
     x = x == 0 ? (T)0 : x;
     memcpy(&bits, &x, sizeof bits);
-    bits = (S)bits < 0 ? ~bits : bits | (U)1 << (8 * sizeof bits - 1);
-    bits = x != x ? (U)-1 : bits;
+    bits = (INTEGER)bits < 0 ? ~bits : bits | (WORD)1 << (8 * sizeof bits - 1);
+    bits = x != x ? (WORD)-1 : bits;
     return turned ? ~bits : bits;
 }
 
 /* The number of rank r among n, which are put in another order (Hoare's select; the middle of three that
    a generator chooses, so that no order of the numbers is a bad one). */
-static U NAME(of_rank)(U *v, i64 n, i64 r)
+static WORD NAME(of_rank)(WORD *v, i64 n, i64 r)
 {
     i64 low = 0, high = n - 1;
     uint64_t random = 1;
     while (low < high) {
-        U of[3];
+        WORD of[3];
         for (int c = 0; c < 3; c++) {
             random = random * 6364136223846793005u + 1442695040888963407u;
             of[c] = v[low + (i64)((random >> 33) % (uint64_t)(high - low + 1))];
         }
-        const U a = of[0], b = of[1], c = of[2];
-        const U pivot = a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
+        const WORD a = of[0], b = of[1], c = of[2];
+        const WORD pivot = a < b ? (b < c ? b : a < c ? c : a) : (a < c ? a : b < c ? c : b);
         i64 i = low, j = high;
         while (i <= j) {
             while (v[i] < pivot) i++;
             while (v[j] > pivot) j--;
             if (i <= j) {
-                const U other = v[i];
+                const WORD other = v[i];
                 v[i++] = v[j];
                 v[j--] = other;
             }
@@ -189,12 +177,12 @@ static U NAME(of_rank)(U *v, i64 n, i64 r)
 /* Where the number of rank ranks[l] of each line is, as a stable sort would say. */
 int NAME(place_of_rank)(const T *x, const i64 *ranks, i64 *places, i64 lines, i64 n)
 {
-    U *keys = malloc((size_t)n * sizeof(U) + 1);
+    WORD *keys = malloc((size_t)n * sizeof(WORD) + 1);
     int answer = keys ? 0 : 1;
     for (i64 l = 0; l < lines && !answer; l++, x += n) {
         if (ranks[l] < 0 || ranks[l] >= n) { answer = 2; break; }
         for (i64 j = 0; j < n; j++) keys[j] = NAME(key)(x[j], 0);
-        const U wanted = NAME(of_rank)(keys, n, ranks[l]);
+        const WORD wanted = NAME(of_rank)(keys, n, ranks[l]);
         i64 below = 0, at = -1;
         for (i64 j = 0; j < n; j++) below += NAME(key)(x[j], 0) < wanted;
         for (i64 left = ranks[l] - below; left >= 0; left -= NAME(key)(x[at], 0) == wanted) at++;
@@ -210,10 +198,10 @@ int NAME(smallest)(const T *x, i64 *places, i64 lines, i64 n, i64 k, i64 largest
 {
     if (k > n) return 2;
     const i64 room = 2 * k + 64 < n ? 2 * k + 64 : n;
-    U *keys = malloc((size_t)n * sizeof(U) + 1), *some = malloc((size_t)room * sizeof(U) + 1);
+    WORD *keys = malloc((size_t)n * sizeof(WORD) + 1), *some = malloc((size_t)room * sizeof(WORD) + 1);
     const int answer = keys && some ? 0 : 1;
     for (i64 l = 0; l < lines && k && !answer; l++, x += n, places += k) {
-        U most = (U)-1;
+        WORD most = (WORD)-1;
         i64 kept = 0, below = 0, found = 0;
         for (i64 j = 0; j < n; j++) keys[j] = NAME(key)(x[j], largest != 0);
         for (i64 j = 0; j < n; j++) {

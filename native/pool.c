@@ -23,24 +23,8 @@ static int are_pairs(const int32_t *from, const int32_t *to, i64 count)
     return 1;
 }
 
-#define T float
-#define INTEGER int32_t
-#define LANES FLOATS
-#define NAME(name) name##_float32
-#include "pool.c"
-#undef T
-#undef INTEGER
-#undef LANES
-#undef NAME
-#undef V
-#undef MASK
-#undef PLACES
-
-#define T double
-#define INTEGER int64_t
-#define LANES DOUBLES
-#define NAME(name) name##_float64
-#include "pool.c"
+#define SOURCE "pool.c"
+#include "both.h"
 
 #else
 
@@ -200,4 +184,7 @@ void NAME(maximum_gradient)(const T *restrict g, const int32_t *restrict where, 
         for (i64 i = 0; i < oh * ow; i++) if ((uint32_t)where[i] < (uint32_t)(h * w)) dx[where[i]] += g[i];      /* not NOWHERE */
 }
 
+#undef V
+#undef MASK
+#undef PLACES
 #endif

@@ -11,6 +11,8 @@
    layout of a and b, or the width of vectors: a row of the result has the same bits whatever batch it is part of, and on every
    CPU that fuses. */
 
+#ifndef T
+
 #include "pointwise.h"
 #include "blocks.h"
 
@@ -19,22 +21,14 @@ int product_is_fast(void) { return VECTOR_BYTES == 64; }
 
 i64 product_work_bytes(void) { return TERMS * ROWS * sizeof(double) + PACKED_BYTES; }
 
-#define T float
-#define INTEGER int32_t
-#define LANES FLOATS
-#define NAME(name) name##_float32
-#include "product.h"
-#include "linear.h"
-#include "few_rows.h"
-#undef T
-#undef INTEGER
-#undef LANES
-#undef NAME
+#define SOURCE "product.c"
+#include "both.h"
 
-#define T double
-#define INTEGER int64_t
-#define LANES DOUBLES
-#define NAME(name) name##_float64
+#else
+
 #include "product.h"
 #include "linear.h"
 #include "few_rows.h"
+#include "few_rows_packed.h"
+
+#endif

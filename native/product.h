@@ -70,7 +70,7 @@ INLINE void NAME(tile)(const NAME(Factors) *f, T *restrict c, i64 step, int add,
             UNROLL for (int v = 0; v < vectors; v++) {
                 right[v] = *(const V *)(from + v * LANES);
                 if (packing) *(V *)(b + v * LANES) = right[v];
-                if (v * VECTOR_BYTES % LINE == 0) __builtin_prefetch(from + NEAR * from_step + v * LANES, 0, 3);
+                if (v * VECTOR_BYTES % CACHE_LINE == 0) __builtin_prefetch(from + NEAR * from_step + v * LANES, 0, 3);
             }
             UNROLL for (int i = 0; i < rows; i++) {
                 T left = in_place && i >= 4 ? half[(i - 4) * row] : a[i * row];
@@ -182,7 +182,7 @@ static void NAME(multiply)(const T *a, const T *b, const T *ready, const T *bias
         i64 r1 = r0 + terms < k ? r0 + terms : 0, j1 = r1 ? j0 : j0 + columns;       /* the next block */
         i64 next_columns = j1 < n ? least(n - j1, most) : 0, next_terms = least(k - r1, size);
         const T *next = ready ? right + whole : b + r1 * b_term + j1 * b_column;
-        Ahead of_b = ready ? look_ahead(next, 1, LINE, (next_columns + WIDTH - 1) / WIDTH * WIDTH * next_terms * sizeof(T) / LINE, 1)
+        Ahead of_b = ready ? look_ahead(next, 1, CACHE_LINE, (next_columns + WIDTH - 1) / WIDTH * WIDTH * next_terms * sizeof(T) / CACHE_LINE, 1)
                    : b_column == 1 ? look_ahead(next, sizeof(T), b_term, next_terms, next_columns)
                                    : look_ahead(next, sizeof(T), b_column, next_columns, next_terms);
         Ahead of_a = {0};
@@ -196,10 +196,10 @@ static void NAME(multiply)(const T *a, const T *b, const T *ready, const T *bias
             const NAME(Tile) *packing = in_place ? NAME(placed_packing) : NAME(whole_packing);
             NAME(Factors) f = {in_place ? from : left, a_row, right, block, b_term, terms, {0}};
             if (!in_place) NAME(pack_rows)(from, a_row, a_term, rows, terms, left);
-            if (a_row == 1 && (uintptr_t)from % LINE < ROWS * sizeof(T))             /* the first rows of their lines */
-                of_a = look_ahead(from + LINE / sizeof(T), sizeof(T), a_term, terms, least(m - i - rows, 1));
+            if (a_row == 1 && (uintptr_t)from % CACHE_LINE < ROWS * sizeof(T))             /* the first rows of their lines */
+                of_a = look_ahead(from + CACHE_LINE / sizeof(T), sizeof(T), a_term, terms, least(m - i - rows, 1));
             if (a_row == terms)
-                of_a = look_ahead(from + rows * a_row, 1, LINE, least(m - i - rows, ROWS) * terms * sizeof(T) / LINE, 1);
+                of_a = look_ahead(from + rows * a_row, 1, CACHE_LINE, least(m - i - rows, ROWS) * terms * sizeof(T) / CACHE_LINE, 1);
             for (i64 j = 0; j < columns; j += WIDTH, f.b += terms * WIDTH, f.from += WIDTH) {
                 i64 there = least(columns - j, WIDTH);
                 NAME(Tile) tile = (i == 0 && j < by_tiles ? packing : tiles)[(there - 1) / LANES];

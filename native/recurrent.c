@@ -5,6 +5,8 @@
    cache, and the gates of a few rows are computed while the L1 cache has their products. Sums are those of product.h, in the same
    order: a row has the same bits whatever batch it is part of. */
 
+#ifndef T
+
 #include "gates.h"
 #include "blocks.h"
 
@@ -43,20 +45,12 @@ static Beyond beyond(const Walk *w)
 
 static i64 rows_at_once(i64 left) { return left >= ROWS ? ROWS : left >= ROWS / 2 ? ROWS / 2 : 1; }
 
-#define T float
-#define INTEGER int32_t
-#define LANES FLOATS
-#define NAME(name) name##_float32
-#include "product.h"
-#include "recurrent.h"
-#undef T
-#undef INTEGER
-#undef LANES
-#undef NAME
+#define SOURCE "recurrent.c"
+#include "both.h"
 
-#define T double
-#define INTEGER int64_t
-#define LANES DOUBLES
-#define NAME(name) name##_float64
+#else
+
 #include "product.h"
 #include "recurrent.h"
+
+#endif

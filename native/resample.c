@@ -15,15 +15,8 @@
 #define BLOCK 512                    /* numbers of a row that are summed before the next: they stay in registers and the L1 cache */
 #define MOST_UNIFORM 4               /* taps of each output, if all have as many: then outputs are done a vector at a time */
 
-#define T float
-#define NAME(name) name##_float32
-#include "resample.c"
-#undef T
-#undef NAME
-
-#define T double
-#define NAME(name) name##_float64
-#include "resample.c"
+#define SOURCE "resample.c"
+#include "both.h"
 
 #else
 

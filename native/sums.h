@@ -1,6 +1,6 @@
 /* Two sums over the same numbers, in vectors of T that are added up in double every SPAN numbers: there may be millions. The
    bits do not depend on the width of vectors: each number of 256 bytes has a sum of its own. Included once for each number
-   type; who includes it undefines V, MASK, WIDE, SUMS and LANES at its end.
+   type; who includes it undefines V, MASK, WIDE and SUMS at its end.
 
    The vectors are written out: left to find them itself, GCC 12 at -O3 makes wrong code of a sum in double whose terms are
    chosen by a comparison. */
@@ -14,7 +14,6 @@
 #define MASK NAME(mask)
 #define WIDE NAME(wide)
 #define SUMS NAME(sums)
-#define LANES (VECTOR_BYTES / (i64)sizeof(T))
 
 typedef T V __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
 typedef INTEGER MASK __attribute__((vector_size(VECTOR_BYTES)));

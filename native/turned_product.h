@@ -19,7 +19,7 @@ static int NAME(turns)(i64 m, i64 n, i64 k, i64 b_term)
 /* Columns first ... of c from rows of c', `step` numbers apart; the bias is added. */
 static void NAME(turn_back)(const T *from, i64 step, const T *bias, T *c, i64 m, i64 n)
 {
-    T block[LANES * LANES] __attribute__((aligned(LINE)));
+    T block[LANES * LANES] __attribute__((aligned(CACHE_LINE)));
     for (i64 j = 0; j < TOGETHER; j += LANES) for (i64 i = 0; i < m; i += LANES) {
         NAME(turn)(from + j * step + i, step, block, LANES, LANES);
         for (i64 r = 0; r < LANES; r++) {

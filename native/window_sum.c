@@ -20,16 +20,8 @@
 typedef double SUM __attribute__((vector_size(VECTOR_BYTES)));
 typedef int64_t LONGS __attribute__((vector_size(VECTOR_BYTES)));
 
-#define T float
-#define NAME(name) name##_float32
-#include "window_sum.c"
-#undef T
-#undef NAME
-#undef SOME
-
-#define T double
-#define NAME(name) name##_float64
-#include "window_sum.c"
+#define SOURCE "window_sum.c"
+#include "both.h"
 
 #else
 
@@ -141,4 +133,5 @@ void NAME(total_gradient)(const T *restrict g, T *restrict dx, const int32_t *y0
             for (i64 r = y0[i]; r < y1[i]; r++) for (i64 c = x0[j]; c < x1[j]; c++) dx[r * w + c] += g[i * ow + j];
 }
 
+#undef SOME
 #endif

@@ -108,6 +108,13 @@ def sparse_arguments(rng: Any, dtype: Any, form: str) -> tuple[Any, ...]:
     return x, *(sparse.to_csr(w) if form == "csr" else sparse.to_blocks(w)), bias
 
 
+def sparse_gradient(rng: Any, dtype: Any, of: str) -> tuple[Any, ...]:
+    x, starts, columns, values, _ = sparse_arguments(rng, dtype, "blocks")
+    grad, w = normal(rng, dtype, (75, 48), (48, 45))
+    return {"values": (w, starts, columns), "x": (grad, starts, columns, values, 45),
+            "w": (grad, x, starts, columns, np.empty((48, 45), dtype))}[of]
+
+
 WINDOW = Window((3, 2), (2, 1), (1, 2), (1, 2))           # images of 7x6 become 4x8
 ROWS, COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)
 VALUES = Example(lambda rng, dtype: (points(rng, dtype),), 2e-6)
@@ -210,6 +217,10 @@ EXAMPLES: dict[str, Example] = {
     "product": Example(product_arguments, 3e-6),
     "block_product": Example(lambda rng, dtype: sparse_arguments(rng, dtype, "blocks"), 3e-6),
     "csr_product": Example(lambda rng, dtype: sparse_arguments(rng, dtype, "csr"), 3e-6),
+    "keep_bits": Example(lambda rng, dtype: (points(rng, dtype).reshape(-1), rng.integers(0, 256, 21).astype(np.uint8), 3), 0.0),
+    "block_values": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "values"), 3e-6),
+    "block_input_gradient": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "x"), 3e-6),
+    "block_weight_gradient": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "w"), 3e-6),
     "product_bfloat16": Example(product_arguments, 3e-6, ("float32",)),
     "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
     "random_uniform": STREAM,

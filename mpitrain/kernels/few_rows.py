@@ -31,11 +31,11 @@ def _few_rows(x: Array, weight: Array, bias: Array | None) -> Array:
     return made
 
 
-@host("product", "few_rows", "X:mk X:nk X?:n X!:mn im in ik i")
+@host("product", "few_rows", "X:mk X:nk X?:n X!:mn im in ik")
 def _few_rows_host(call: CFunction, x: Array, weight: Array, bias: Array | None) -> Array:
     (m, k), n = x.shape, len(weight)
     y = np.empty((m, n), x.dtype)
-    call(x, weight, None if bias is None else np.ascontiguousarray(bias, x.dtype), y, m, n, k, 0)
+    call(x, weight, None if bias is None else np.ascontiguousarray(bias, x.dtype), y, m, n, k)
     return y
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
+from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +46,34 @@ def one_thread() -> bool:
     """True where BLAS runs on one thread. Looked at once: after changing their number, call ``one_thread.cache_clear()``."""
     from threadpoolctl import threadpool_info
     return all(pool["num_threads"] == 1 for pool in threadpool_info() if pool["user_api"] == "blas")
+
+
+class _Inside:
+    """How many are inside of `one_thread_inside`, in any threads of the program, and what BLAS had before the first of them."""
+
+    lock, count = Lock(), 0
+    before: Any = None
+
+
+@contextmanager
+def one_thread_inside() -> Iterator[None]:
+    """Linear algebra has one thread inside, and the bits of one, however many the program has. Several threads may be inside at
+    once: the last that leaves gives back what the first has found."""
+    with _Inside.lock:
+        counts = _Inside.count > 0 or not one_thread()
+        if counts and not _Inside.count:
+            from threadpoolctl import threadpool_limits
+            _Inside.before = threadpool_limits(1)
+            one_thread.cache_clear()
+        _Inside.count += counts
+    try:
+        yield
+    finally:
+        with _Inside.lock:
+            _Inside.count -= counts
+            if counts and not _Inside.count:
+                _Inside.before.restore_original_limits()
+                one_thread.cache_clear()
 
 
 @cache

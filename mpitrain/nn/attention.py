@@ -33,8 +33,9 @@ class MultiHeadAttention(Module):
     """(B, L, D) to (B, L, D), or (L, D) to (L, D). One weight makes queries, keys and values: rows [q; k; v], as PyTorch's
     in_proj_weight.
 
-    `causal`: a position sees itself and what came before. `dropout` acts on the attention weights. Where `qkv` and `out` are cut
-    over ranks, each rank has some of the heads, and the same of them in the queries, the keys and the values.
+    A head is `head_width` wide, D / heads by default: heads that are cut out of a layer leave D as it is. `causal`: a position
+    sees itself and what came before. `dropout` acts on the attention weights. Where `qkv` and `out` are cut over ranks, each rank
+    has some of the heads, and the same of them in the queries, the keys and the values.
 
     With `key_width` or `value_width`, the widths of other inputs for keys and values, or with `key_heads` fewer heads for these,
     each for as many neighbouring heads of the queries (Ainslie et al. 2023), there are three weights, `query`, `key` and `value`.
@@ -49,10 +50,13 @@ class MultiHeadAttention(Module):
     def __init__(self, width: int, heads: int, *, causal: bool = False, dropout: float = 0.0, bias: bool = True,
                  qkv_init: Initialiser | None = None, out_init: Initialiser = init.default_weight, key_width: int | None = None,
                  value_width: int | None = None, key_heads: int | None = None, rope: float | bool | None = None,
-                 alibi: bool = False, bias_kv: bool = False, zero_attention: bool = False):
-        if heads < 1 or width % heads:
+                 alibi: bool = False, bias_kv: bool = False, zero_attention: bool = False, head_width: int | None = None):
+        if heads < 1 or head_width is None and width % heads:
             raise ShapeError(f"a width of {width} cannot be cut into {heads} heads; width must be a multiple of heads")
-        self.heads, self.head_width, self.causal = heads, width // heads, causal
+        if head_width is not None and head_width < 1:
+            raise ShapeError(f"MultiHeadAttention: head_width is {head_width}, expected 1 or more")
+        self.heads, self.head_width, self.causal = heads, width // heads if head_width is None else head_width, causal
+        inner = heads * self.head_width
         self.key_heads = heads if key_heads is None else key_heads
         if self.key_heads < 1 or heads % self.key_heads:
             raise ShapeError(f"{heads} heads of queries cannot share {self.key_heads} of keys; heads must be a multiple of it")
@@ -61,15 +65,15 @@ class MultiHeadAttention(Module):
         widths = (width if key_width is None else key_width, width if value_width is None else value_width)
         self.joint = widths == (width, width) and self.key_heads == heads
         if self.joint:
-            self.qkv = Linear(width, 3 * width, bias, weight_init=first, bias_init=init.zeros)
+            self.qkv = Linear(width, 3 * inner, bias, weight_init=first, bias_init=init.zeros)
             self.qkv.out_groups, self.qkv.out_unit = 3, self.head_width
         else:
             outputs = self.key_heads * self.head_width
-            self.query = Linear(width, width, bias, weight_init=first, bias_init=init.zeros)
+            self.query = Linear(width, inner, bias, weight_init=first, bias_init=init.zeros)
             self.key = Linear(widths[0], outputs, bias, weight_init=first, bias_init=init.zeros)
             self.value = Linear(widths[1], outputs, bias, weight_init=first, bias_init=init.zeros)
             self.query.out_unit = self.key.out_unit = self.value.out_unit = self.head_width
-        self.out = Linear(width, width, bias, weight_init=out_init, bias_init=init.zeros)
+        self.out = Linear(inner, width, bias, weight_init=out_init, bias_init=init.zeros)
         self.out.in_unit = self.head_width
         self.dropout = Dropout(dropout)
         shape = (1, 1, self.key_heads * self.head_width)
@@ -113,6 +117,10 @@ class MultiHeadAttention(Module):
             y = ops.reshape(ops.swapaxes(y, 1, 2), batch, length, width)
         return self.out(y)
 
+    def resized(self) -> None:
+        if self.joint:
+            self.heads = self.key_heads = self.qkv.weight.global_shape[0] // (3 * self.head_width)
+
     def turn(self, x: Tensor) -> Tensor:
         return ops.rotary_embedding(x, self.positions(x.shape[2]), base=self.rope)
 
@@ -120,7 +128,9 @@ class MultiHeadAttention(Module):
         """qkv with its queries and keys turned by their positions."""
         batch, length, width = qkv.shape
         parts = ops.reshape(qkv, batch, length, 3, heads, self.head_width)
-        turned = ops.rotary_embedding(ops.transpose(parts[:, :, :2], 0, 2, 3, 1, 4), self.positions(length), base=self.rope)
+        places = self.positions(length)
+        places = places if places.ndim == 1 else places[:, None, None]            # (B, L): each row is somewhere else in its text
+        turned = ops.rotary_embedding(ops.transpose(parts[:, :, :2], 0, 2, 3, 1, 4), places, base=self.rope)
         joined = ops.concatenate([ops.transpose(turned, 0, 3, 1, 2, 4), parts[:, :, 2:]], dim=2)
         return ops.reshape(joined, batch, length, width)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,12 @@ class Linear(Module):
     """(..., I) to (..., O): x @ weight.T + bias, with weight (O, I). Initial values are PyTorch's.
 
     `activation` is the name of one that follows (see `nn.ACTIVATIONS`): most are then computed in the same pass. Where outputs
-    or inputs are cut over ranks, units of `out_unit` or `in_unit` of them stay whole, and each of `out_groups` is cut alike.
+    or inputs are cut over ranks, units of `out_unit` or `in_unit` of them stay whole, and each of `out_groups` is cut alike. A
+    subclass with further parameters (`alike`) says which one has outputs along dim 0, and which one inputs along dim 1.
     """
 
     out_groups = out_unit = in_unit = 1
+    alike: Mapping[int, str] = MappingProxyType({})       # dim of the weight -> the parameter that is cut along it as well
     by_position = True
 
     def __init__(self, inputs: int, outputs: int, bias: bool = True, *, activation: str | None = None,
@@ -42,6 +45,10 @@ class Linear(Module):
     def forward(self, x: Any) -> Tensor:
         y = ops.linear(x, self.weight, self.bias, self.fused)
         return y if self.after is None else self.after(y)
+
+    def products(self, x: Any) -> Tensor:
+        """x @ weight.T, without bias and activation: what ranks that have some of the inputs each add up."""
+        return ops.linear(x, self.weight)
 
 
 class Embedding(Module):

@@ -58,19 +58,19 @@ class _Conv(_Windows):
     def forward(self, x: Any) -> Tensor:
         return self.convolve(x, self.bias)
 
-    def convolve(self, x: Any, bias: Any) -> Tensor:
-        """The layer with another bias, or with None."""
-        padding = self.padding
+    def convolve(self, x: Any, bias: Any, weight: Any = None) -> Tensor:
+        """The layer with another bias, or with None, and perhaps with another weight."""
+        weight, padding = self.weight if weight is None else weight, self.padding
         if self.padding_mode != "zeros" and padding != "valid":
-            x, padding = self._padded(x), 0
-        return self._op(x, self.weight, bias, stride=self.stride, padding=padding, dilation=self.dilation,
+            x, padding = self._padded(x, weight.shape[2:]), 0
+        return self._op(x, weight, bias, stride=self.stride, padding=padding, dilation=self.dilation,
                         groups=self.groups)
 
-    def _padded(self, x: Any) -> Tensor:
+    def _padded(self, x: Any, kernel: Sequence[int]) -> Tensor:
         """x with what the padding mode puts around it."""
         name = type(self).__name__
         if isinstance(self.padding, str):
-            around = [d * (k - 1) for k, d in zip(self.weight.shape[2:], numbers(name, "dilation", self.dilation, self.dims))]
+            around = [d * (k - 1) for k, d in zip(kernel, numbers(name, "dilation", self.dilation, self.dims))]
             widths = [(total // 2, total - total // 2) for total in around]
         else:
             widths = [(n, n) for n in numbers(name, "padding", self.padding, self.dims, 0)]

@@ -28,10 +28,12 @@ class Loss(Checked):
 
     `kind` says what a target is: "classes" (integer labels, output (..., C)), "binary" (0 ... 1, like the output),
     "distribution" (probabilities, like the output), "values" (numbers, like the output), or "rows" (anything, for each row).
-    `bounds` and `among` say which numbers a target has.
+    `bounds` and `among` say which numbers a target has. `outputs_are` says what the model gives where targets are classes or
+    binary: "logits", "probabilities", or "scores", which are neither.
     """
 
     kind = "values"
+    outputs_are = "logits"
     bounds = (-math.inf, math.inf)           # the targets lie in it, which a run makes sure of before it starts, ...
     among: tuple[float, ...] = ()            # ... and are some of these numbers, if there are any
     counted_weight: Any = None                    # of classes: weights whose sum is the count; a run wants them 0 or more

@@ -95,7 +95,7 @@ class KLDivLoss(Reduced):
 class BCELoss(Reduced):
     """See `ops.binary_cross_entropy`: the input is probabilities."""
 
-    kind = "binary"
+    kind, outputs_are = "binary", "probabilities"
     bounds = (0.0, 1.0)
     function = staticmethod(ops.binary_cross_entropy)
 
@@ -172,7 +172,7 @@ class MultiLabelSoftMarginLoss(PerRow):
 class DiceLoss(Reduced):
     """See `ops.dice_loss`: one term a sample, so that its sum is one over rows; probabilities."""
 
-    kind = "binary"
+    kind, outputs_are = "binary", "probabilities"
     bounds = (0.0, 1.0)
     function = staticmethod(ops.dice_loss)
 
@@ -229,7 +229,7 @@ class FocalLoss(Classes):
 class MultiMarginLoss(Reduced):
     """See `ops.multi_margin_loss`; one term a label."""
 
-    kind = "classes"
+    kind, outputs_are = "classes", "scores"
     function = staticmethod(ops.multi_margin_loss)
 
     def __init__(self, p: int = 1, margin: float = 1.0, weight: Any = None, reduction: str = "mean"):

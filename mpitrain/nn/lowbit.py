@@ -14,7 +14,7 @@ import numpy as np
 from mpitrain import ops
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, array_module
-from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.errors import ConfigError, NumericsError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.basic import Embedding, Linear
@@ -33,6 +33,7 @@ class Format:
     """
 
     calibrated: ClassVar[bool] = False
+    least: ClassVar[int] = 1 << 16                # weights from which on few bits pay: fewer stay in the L2 cache as floats
     for_tables: ClassVar[bool] = True             # whether an embedding may have it, of which rows are looked up
 
     def leaves(self, outputs: int, inputs: int) -> dict[str, tuple[tuple[int, ...], str]]:
@@ -78,6 +79,21 @@ class LowBitProduct(Function):
                 grad.reshape(-1, layer.outputs).sum(0) if ctx.needs[1] else None)
 
 
+class LowBitRows(Function):
+    """Rows of a table in a format, as floats, for integers (...) in [0, N)."""
+
+    @staticmethod
+    def forward(ctx: Context, indices: Array, *, layer: LowBitEmbedding) -> Array:
+        ops.index.check_indices("embedding", indices, layer.outputs)
+        own = {name: array[indices.reshape(-1)] for name, array in layer.arrays().items()}
+        rows = layer.format.dequantize(own, layer.inputs).astype(layer.weight.floats, copy=False)
+        return rows.reshape(*indices.shape, layer.inputs)
+
+    @staticmethod
+    def derivative(ctx: Context, grad: Tensor) -> Any:
+        return None
+
+
 class Rounded(Function):
     """A weight as its format keeps it; the gradient goes straight through (Bengio et al. 2013), since no scale here clips."""
 
@@ -108,7 +124,13 @@ class RoundedLinear(Linear):
 
     def forward(self, x: Any) -> Tensor:
         operands = self.weight.operands
-        y = ops.linear(x, Rounded.apply(self.weight, format=self.format), self.bias, self.fused, operands=operands)
+        try:
+            weight = Rounded.apply(self.weight, format=self.format)
+        except NumericsError as error:            # its cure is that of a weight which is trained no more
+            said = error.message.partition(";")[0]
+            raise NumericsError(f'"{self.weight.name}", which is rounded as shrink.quantize says: {said}; set a smaller '
+                                "optimizer.lr, or optimizer.clip_norm, or leave the layer out (shrink.skip)") from None
+        y = ops.linear(x, weight, self.bias, self.fused, operands=operands)
         return y if self.after is None else self.after(y)
 
 
@@ -138,20 +160,22 @@ class _LowBit(Module):
 
 
 class LowBitLinear(_LowBit):
-    """(..., K) to (..., N), as `nn.Linear`, with the weight in a format and the bias in floats."""
+    """(..., K) to (..., N), as `nn.Linear`, with the weight in a format and the bias in floats. `fused` is the name of the
+    activation that `after` is, where it has one."""
 
     by_position = True
 
-    def __init__(self, outputs: int, inputs: int, format: Format, bias: Parameter | None = None, after: Module | None = None):
+    def __init__(self, outputs: int, inputs: int, format: Format, bias: Parameter | None = None, after: Module | None = None,
+                 fused: str | None = None):
         super().__init__(outputs, inputs, format)
-        self.bias, self.after = bias, after
+        self.bias, self.after, self.fused = bias, after, fused
 
     @classmethod
     def of(cls, layer: Linear, format: Format) -> LowBitLinear:
         """A layer without memory that takes the place of `layer`, and has its bias and activation."""
         outputs, inputs = layer.weight.global_shape
         after = ACTIVATIONS.resolve(layer.fused)() if layer.fused else layer.after
-        return cls(outputs, inputs, format, layer.bias, after)
+        return cls(outputs, inputs, format, layer.bias, after, layer.fused)
 
     def forward(self, x: Any) -> Tensor:
         y = LowBitProduct.apply(x, self.bias, layer=self)
@@ -170,8 +194,4 @@ class LowBitEmbedding(_LowBit):
         return cls(outputs, inputs, format)
 
     def forward(self, indices: Any) -> Tensor:
-        plain = indices.array if isinstance(indices, Tensor) else indices
-        ops.index.check_indices("embedding", plain, self.outputs)
-        own = {name: array[plain.reshape(-1)] for name, array in self.arrays().items()}
-        dtype = np.float32 if self.storage is None else self.storage.dtype
-        return Tensor(self.format.dequantize(own, self.inputs).astype(dtype, copy=False).reshape(*plain.shape, self.inputs))
+        return LowBitRows.apply(indices, layer=self)

@@ -47,7 +47,8 @@ class Module(Checked):
     training = True
     path = ""                                     # the module's name in the model, known from `initialize` on
     plan: Mapping[str, str] = MappingProxyType({})    # the tensor-parallel placement of its layers: docs/tensor.md
-    size_keys: Mapping[str, Sequence[str]] = MappingProxyType({})     # key of [model] -> layers whose numbers of outputs it lists
+    size_keys: Mapping[str, Sequence[str]] = MappingProxyType({})     # key of [model] -> layers whose outputs or heads it counts
+    sized_with: Mapping[str, Any] = MappingProxyType({})              # further keys of [model], which those take for granted
     by_position = False                           # True where no position (dim 1) sees another: docs/context.md
     by_element = False                            # True where each number is treated by itself, and alike: docs/tensor.md
     by_channel = False                            # True where no channel (dim 1) sees another, and all are treated alike
@@ -143,6 +144,9 @@ class Module(Checked):
             elif isinstance(value, dict):
                 value.update({key: by for key, item in value.items() if item is part})
 
+    def resized(self) -> None:
+        """Called when parameters and buffers have got other shapes: sizes that the module itself keeps follow."""
+
     def parameters(self) -> list[Parameter]:
         return [p for _, p in self.named_parameters()]
 
@@ -188,7 +192,7 @@ class Module(Checked):
         for _, buffer in self.named_buffers():
             values = device.xp.empty(buffer.size, buffer.dtype_in(storage.dtype))
             buffer.fill(seed, values, 0, device.xp)
-            buffer.array = values.reshape(buffer.shape)
+            buffer.array, buffer.floats = values.reshape(buffer.shape), storage.dtype
             buffer.mark_changed()
 
     def allocate(self, dtype: str = "float32", device: Device = CPU, allocate: Allocate | None = None) -> FlatStorage:

@@ -46,6 +46,11 @@ class _Tracking(Module):
                 steps = self.num_batches_tracked = Buffer((), init.zeros)
             self.running = Running([self.running_mean, self.running_var], 0.0 if momentum is None else momentum, steps)
 
+    def resized(self) -> None:
+        leaf = self.weight if self.running is None else self.running_mean
+        if leaf is not None:
+            self.features = leaf.global_shape[0]
+
 
 class _BatchNorm(_Tracking):
     """Normalises each channel (dim 1) by its mean and variance over the micro-batch, in eval by the running ones.

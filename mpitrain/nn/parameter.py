@@ -111,6 +111,12 @@ class Described(Checked, Tensor):
         self.offset = (*self.offset[:dim], self.offset[dim] + start, *self.offset[dim + 1:])
         self.placement = {**self.placement, axis: dim}
 
+    def resize(self, shape: Sequence[int]) -> None:
+        """Another shape of the whole: that of a layer which has lost channels; before memory is given, and before cuts."""
+        if self.allocated or self.placement:
+            raise GraphError(f'{self._kind()} "{self.name}" has memory or is cut already; resize it before')
+        self._shape = self.global_shape = tuple(shape)
+
     def boxes(self) -> list[Box]:
         """The slices of the whole that this part consists of: one, or one for each group."""
         dim, groups = self._groups
@@ -254,14 +260,15 @@ class Parameter(Described):
 class Buffer(Described):
     """State that is kept and saved with the model but not trained, for instance running statistics.
 
-    `kind` is its dtype, where that is not the model's: "int8" of a weight in few bits.
+    `kind` is its dtype, where that is not the model's: "int8" of a weight in few bits. `floats` is the model's, once that has
+    memory.
     """
 
-    __slots__ = ("kind",)
+    __slots__ = ("floats", "kind")
 
     def __init__(self, shape: Sequence[int], init: Initialiser, kind: str = ""):
         super().__init__(shape, init)
-        self.kind = kind
+        self.kind, self.floats = kind, np.dtype(np.float32)
 
     def dtype_in(self, model: Any) -> Any:
         """Its dtype in a model whose floats have the dtype `model`."""

@@ -13,6 +13,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -80,7 +81,10 @@ class FlatLayout:
         return [flat[s.start:s.stop].reshape(s.shape) for s in self.segments]
 
     def new_flat(self, allocate: Allocate | None = None) -> Array:
-        """Another flat array of this layout, zero: gradients, optimizer state."""
+        """Another flat array of this layout, zero: gradients, optimizer state. In the host's own memory, what is never written
+        takes none."""
+        if allocate is None and self.device.xp is np:
+            return self.memory(self.size, partial(_host_memory, np.zeros))
         flat = self.memory(self.size, allocate)
         flat.fill(0)
         return flat
@@ -102,9 +106,14 @@ class FlatLayout:
     def _device_memory(self, nbytes: int) -> Array:
         if self.device.xp is not np:
             return self.device.xp.empty(nbytes, "uint8")          # a device's allocator aligns to 256 bytes or more
-        raw = np.empty(nbytes + LINE, np.uint8)
-        shift = -raw.ctypes.data % LINE
-        return raw[shift:shift + nbytes]
+        return _host_memory(np.empty, nbytes)
+
+
+def _host_memory(make: Callable[..., Array], nbytes: int) -> Array:
+    """Bytes that begin on a cache line, out of an array that `make` gives."""
+    raw = make(nbytes + LINE, np.uint8)
+    shift = -raw.ctypes.data % LINE
+    return raw[shift:shift + nbytes]
 
 
 class FlatStorage(FlatLayout):

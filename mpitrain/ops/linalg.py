@@ -11,7 +11,7 @@ from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import linear as layers
 from mpitrain.kernels.pointwise import ACTIVATIONS
-from mpitrain.kernels.product import product
+from mpitrain.kernels.product import KINDS, product
 from mpitrain.kernels.sums import sum_rows
 from mpitrain.ops.activation import gradient_before
 from mpitrain.ops.shape import swapaxes
@@ -34,6 +34,8 @@ class MatMul(Function):
             raise ShapeError(f"matmul: shapes {x.shape} and {y.shape} do not fit")
         ctx.save(x, y)
         ctx.operands = operands
+        if mode.by_rows and y.ndim == 2 and x.ndim > 1 and not operands and True not in ctx.needs and x.dtype == y.dtype in KINDS:
+            return _by_rows(_rows(x), y.T, None).reshape(*x.shape[:-1], y.shape[1])
         if y.ndim == 2 and x.ndim > 2:            # one product instead of one for each leading index
             return product(_rows(x), y, operands=operands).reshape(*x.shape[:-1], y.shape[1])
         return product(x, y, operands=operands) if x.ndim == y.ndim == 2 else ctx.xp.matmul(x, y)
@@ -103,9 +105,8 @@ class Linear(Function):
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
         rows = _rows(x)
         fused = None if activation is None else ACTIVATIONS[activation]
-        if mode.by_rows and True not in ctx.needs:
-            from mpitrain.kernels.few_rows import row_by_row  # runs that generate no text do without
-            made = row_by_row(rows, weight, bias)
+        if mode.by_rows and not operands and True not in ctx.needs and rows.dtype == weight.dtype in KINDS:
+            made = _by_rows(rows, weight, bias)
             return (made if fused is None else fused.forward(made, ours=True, training=False)[0]).reshape(*x.shape[:-1],
                                                                                                           weight.shape[0])
         ctx.activation, ctx.name, ctx.operands, ctx.before = fused, activation, operands, None
@@ -166,6 +167,11 @@ class Linear(Function):
         return (MatMul.apply(grad, weight, operands=ctx.operands) if ctx.needs[0] else None,
                 MatMul.apply(_matrix(grad).transpose(), _matrix(x), operands=ctx.operands) if ctx.needs[1] else None,
                 _matrix(grad).sum(0) if ctx.needs[2] else None)
+
+
+def _by_rows(x: Array, weight: Array, bias: Array | None) -> Array:
+    from mpitrain.kernels.few_rows import row_by_row  # training does without
+    return row_by_row(x, weight, bias)
 
 
 def _matrix(x: Tensor) -> Tensor:

@@ -230,6 +230,8 @@ class ASGD(Elementwise):
     mu = 1 / (t - 1 - t0), at most 1. The weights themselves are those that train; the average is for whoever wants it.
     """
 
+    averages = ("average",)
+
     def __init__(self, model: Any, lr: float = 0.01, *, lambd: float = 1e-4, alpha: float = 0.75, t0: float = 1e6,
                  weight_decay: float = 0.0, decay: str = "all", maximize: bool = False, allocate: Allocate | None = None):
         for name, value in (("lambd", lambd), ("alpha", alpha), ("t0", t0)):

@@ -9,7 +9,7 @@ have none.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -226,6 +226,10 @@ class Grouped(Optimizer):
                 rule.update(subset.strips(gradients), lr=lr * group.factor, step=step - int(group.start), scale=scale,
                             segments=own)
         self.steps = step
+
+    def averaged_weights(self, segments: Sequence[Segment] | None = None) -> Iterator[tuple[Segment, Array]]:
+        for _, subset, rule in self.rules:
+            yield from rule.averaged_weights(None if segments is None else subset.own(segments))
 
     def restart(self) -> None:
         for _, _, rule in self.rules:

@@ -10,7 +10,7 @@ since (a checkpoint that was read, a broadcast) come down first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +65,9 @@ class OnHost(Optimizer):
 
     def held(self) -> list[Held]:
         return self.inner.held()
+
+    def averaged_weights(self, segments: Sequence[Segment] | None = None) -> Iterator[tuple[Segment, Array]]:
+        return self.inner.averaged_weights(segments)
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -112,6 +112,7 @@ class Optimizer:
     whole_parameters = False                      # True: the rule needs norms of whole parameters, so it cannot update parts.
     __signature__: inspect.Signature
     needs_closure = False                         # True: `step` asks for the loss and the gradient several times (L-BFGS).
+    averages: Sequence[str] = ()                  # The states that are weights themselves, means of them: pruned where these are.
     condensed = False                             # True: states have shapes of their own, `state_shape`, by whole parameters.
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
 
@@ -193,6 +194,12 @@ class Optimizer:
         """The states, and where they lie."""
         shape = self.state_shape if self.condensed else None
         return [Held(kind, self.layout, flat, shape=shape) for kind, flat in self.state.items()]
+
+    def averaged_weights(self, segments: Sequence[Segment] | None = None) -> Iterator[tuple[Segment, Array]]:
+        """The parts of `averages` for these segments (default: all), flat."""
+        for segment in self.storage.segments if segments is None else segments:
+            for kind in self.averages:
+                yield segment, self.state[kind][segment.start:segment.stop]
 
     @staticmethod
     def state_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

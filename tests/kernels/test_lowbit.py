@@ -18,6 +18,7 @@ from mpitrain.kernels.kernel import has_numba
 from mpitrain.shrink.formats import FORMATS
 
 SIZES = [(m, n, k) for m in (0, 1, 2, 7, 8) for n in (1, 5, 65) for k in (1, 31, 33, 63, 65, 127, 300)]
+SIZES += [(131, 9, 801), (3, 8, 1701), (130, 17, 3137)]          # several blocks of rows, and parts of a sum
 
 
 def versions(kernel: Any) -> Iterator[tuple[str, Any]]:

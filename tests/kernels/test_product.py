@@ -218,3 +218,20 @@ def test_pinning_threads_looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
         pin(1)
         assert module.one_thread()
     module.one_thread.cache_clear()
+
+
+def test_blas_has_its_threads_again_when_the_last_has_left() -> None:
+    def counts() -> set[int]:
+        return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+
+    with threadpoolctl.threadpool_limits(2):
+        module.one_thread.cache_clear()
+        first, second = module.one_thread_inside(), module.one_thread_inside()
+        first.__enter__()
+        second.__enter__()
+        assert counts() == {1} and module.one_thread()
+        first.__exit__(None, None, None)
+        assert counts() == {1} and module.one_thread()
+        second.__exit__(None, None, None)
+        assert counts() == {2} and not module.one_thread()
+    module.one_thread.cache_clear()

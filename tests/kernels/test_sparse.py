@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from mpitrain.backend import native
+from mpitrain.kernels import sparse
+from mpitrain.kernels.few_rows import row_by_row
 from mpitrain.kernels.kernel import has_numba
+from mpitrain.kernels.product import native as dense_product
 from mpitrain.kernels.sparse import block_product, csr_product, dense_of, to_blocks, to_csr
 
 FORMS = {"blocks": (block_product, to_blocks), "csr": (csr_product, to_csr)}
@@ -37,6 +40,39 @@ def test_c_and_numba_have_one_set_of_bits_near_float64s_at_odd_sizes(form: str, 
             for rows in (slice(0, 1), slice(2, 7), slice(m - 3, m)) if m > 3 else ():
                 assert np.array_equal(kernel(np.ascontiguousarray(x[rows]), *make(w), bias), found[rows])
             assert np.array_equal(kernel(x, *make(w), None) + bias, found)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@NEEDS_C
+def test_products_and_gradients_have_the_bits_of_the_dense_ones(dtype: str) -> None:
+    """At sizes whose sums are cut into pieces, within a block of rows too."""
+    for m, n, k in ((1, 32, 900), (13, 400, 900), (401, 416, 40), (70, 784, 391)):
+        x, w, bias = problem("blocks", dtype, m, n, k, 0.7)
+        grad = np.random.default_rng(1).normal(size=(m, n)).astype(dtype)
+        s = to_blocks(w)
+        assert np.array_equal(block_product(x, *s, bias), row_by_row(x, w, bias))
+        scattered = problem("csr", dtype, m, n, k, 0.7)[1]
+        assert np.array_equal(csr_product(x, *to_csr(scattered), bias), row_by_row(x, scattered, bias))
+        by_x, by_w = dense_product(grad, w, None, None), dense_product(np.ascontiguousarray(grad.T), x, None, None)
+        assert np.array_equal(sparse.block_values(w, s.starts, s.columns), s.values)
+        assert np.array_equal(sparse.block_input_gradient(grad, *s, k), by_x)
+        found = sparse.block_weight_gradient(grad, x, s.starts, s.columns, np.full((n, k), 7, dtype))
+        assert np.array_equal(found, np.where(np.repeat(sparse.live_blocks(w), 16, axis=0), by_w, 0))
+        if m * n * k < 2e6:
+            loop = sparse.block_weight_gradient.numba()
+            assert np.array_equal(sparse.block_input_gradient.numba()(grad, *s, k), by_x)
+            assert np.array_equal(loop(grad, x, s.starts, s.columns, np.empty((n, k), dtype)), found)
+
+
+def test_blocks_that_do_not_ascend_are_read_from_no_matrix() -> None:
+    x, w, _ = problem("blocks", "float32", 3, 32, 9, 0.0)
+    s = to_blocks(w)
+    for kernel, given in ((sparse.block_values, (w, s.starts, s.columns[::-1].copy())),
+                          (sparse.block_weight_gradient, (np.ones((3, 32), np.float32), x, s.starts, s.columns[::-1].copy(),
+                                                          np.empty_like(w)))):
+        if kernel.host() is not None:
+            with pytest.raises(IndexError):
+                kernel(*given)
 
 
 def test_the_forms_hold_what_the_matrix_has() -> None:

@@ -134,6 +134,8 @@ def test_dropped_weights_of_other_keys_belong_to_the_sample() -> None:
     (lambda: ops.scaled_dot_product_attention(normal(2, 3, 2), normal(3, 3, 2), normal(3, 3, 2)), "do not broadcast"),
     (lambda: ops.rotary_embedding(normal(3, 5)), "even number"),
     (lambda: ops.rotary_embedding(normal(3, 4), [0, 1]), "positions"),
+    (lambda: ops.rotary_embedding(normal(2, 3, 4), np.zeros((3, 3))), "positions"),
+    (lambda: ops.rotary_embedding(normal(3, 4), 1), "positions"),
     (lambda: ops.rotary_embedding(normal(4)), r"expected \(\.\.\., L, D\)")])
 def test_what_does_not_fit_is_refused_in_one_line(wrong: Any, says: str) -> None:
     with pytest.raises(ShapeError, match=says) as caught:

@@ -9,7 +9,7 @@ from mpitrain.kernels.loops.mathematics import fma, u
 TERMS, UNIT = 384, 8                              # native/blocks.h's TERMS and GROUP
 
 
-def few_rows(x: Any, w: Any, bias: Any, y: Any, m: int, n: int, k: int, activation: int) -> None:
+def few_rows(x: Any, w: Any, bias: Any, y: Any, m: int, n: int, k: int) -> None:
     parts = max(1, (k + TERMS - 1) // TERMS)
     size = ((k + parts - 1) // parts + UNIT - 1) // UNIT * UNIT
     for i in range(m):
