@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -41,6 +41,15 @@ def check_finite(values: Values, rows: Rows, source: Source, name: str) -> None:
 
 def check_exact(values: Values, rows: Rows, source: Source, name: str, dtype: Any) -> None:
     """Raise DataError at the first row with an integer that a model's `dtype` lacks: it would become its neighbour."""
+    def place(row: int) -> dict[str, Any]:
+        file, row = source.where(int(rows[row]))
+        return {"file": file, "dataset": name, "row": row}
+
+    refuse_inexact(values, dtype, place)
+
+
+def refuse_inexact(values: Values, dtype: Any, place: Callable[[int], Mapping[str, Any]]) -> None:
+    """`check_exact` for values from anywhere; `place` says where a row of them is."""
     if values.dtype.kind not in "iu" or values.dtype.itemsize < 4 or not values.size:
         return
     exact = 1 << (np.finfo(dtype).nmant + 1)                 # each integer up to here is a number of that format
@@ -50,11 +59,10 @@ def check_exact(values: Values, rows: Rows, source: Source, name: str, dtype: An
         wrong = (values.astype(dtype).astype(values.dtype) != values).reshape(len(values), -1)
     bad = np.flatnonzero(wrong.any(axis=1))
     if bad.size:
-        file, row = source.where(int(rows[bad[0]]))
         value = values[bad[0]].reshape(-1)[wrong[bad[0]]][0]
         raise DataError(f"inputs are cast to the model's {np.dtype(dtype)}, which holds each whole number up to {exact}, but not "
                         f"{value}; store numbers that may be rounded as floats, count identities from 0, or set "
-                        'train.precision = "float64"', file=file, dataset=name, row=row)
+                        'train.precision = "float64"', **place(int(bad[0])))
 
 
 def check_labels(labels: Values, rows: Rows, n_classes: int, source: Source, name: str, ignore: int | None = None) -> None:

@@ -162,11 +162,12 @@ class Parser:
                 self.process.stdin.close()
             self.process.stdout.close()
 
-    def ask(self, file: Path, x: str | None, y: str | None) -> dict[str, Any]:
+    def ask(self, file: Path, x: str | None, y: str | None, *, attributes: bool = False) -> dict[str, Any]:
+        """Where the values of `x` and `y` lie; with `attributes` also the texts that the file has as such."""
         if not self.ready:
             self._start(file)
-        reply = self._exchange({"file": str(file.absolute()), "x": x, "y": y, "cpu_seconds": self.limits.cpu_seconds},
-                               self.limits.seconds, file)
+        reply = self._exchange({"file": str(file.absolute()), "x": x, "y": y, "attributes": attributes,
+                                "cpu_seconds": self.limits.cpu_seconds}, self.limits.seconds, file)
         if "refused" in reply:
             if reply.get("memory"):
                 self._blame_the_limit(file)

@@ -39,6 +39,9 @@ def describe_rows(path: Path | str, x: str | None = None, started: Popen[bytes] 
                                    "kind": KIND, "shards": shards, "vocabulary": None, "classes": None}
     manifest = None if table else find_files(root)[1]
     if manifest is not None:
+        if manifest["kind"] == "tokens":
+            raise DataError("this is a text in one piece, to train on; give rows of tokens, integers of shape (rows, length), "
+                            "or use evaluate", file=root)
         match_manifest(description, manifest, root / MANIFEST)
     for shard in shards:
         if "sha256" not in shard["x"]:
@@ -63,6 +66,7 @@ def _named(action: Callable[[], Any]) -> Any:
     try:
         return action()
     except (DataError, MissingError) as error:
-        for key, word in (("data.x and data.y", "--x"), ("; set data.path", "; name another one")):
+        for key, word in (("data.x and data.y", "--x"), ("; set data.path", "; name another one"),
+                          ("cannot tell inputs from targets among", "cannot tell which are the rows among")):
             error.args = (error.message.replace(key, word),)
         raise

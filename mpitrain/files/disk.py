@@ -16,17 +16,20 @@ DTYPES = frozenset(("bool", "int8", "int16", "int32", "int64", "uint8", "uint16"
                     "float16", "float32", "float64"))
 BLOCK = 1 << 20      # bytes read and hashed at a time: fits in the cache of one core
 FILE_MODE, FOLDER_MODE = 0o664, 0o775     # less the umask; what all may write, all may replace by a link to elsewhere
-ADVICE = {errno.ENOSPC: "; free some space or set run.out to another file system",
-          errno.EDQUOT: "; your quota is used up: free some space or set run.out to another file system",
+ELSEWHERE = "set run.out to"                                 # how an advice to write to another place begins
+ADVICE = {errno.ENOSPC: "; free some space or {elsewhere} another file system",
+          errno.EDQUOT: "; your quota is used up: free some space or {elsewhere} another file system",
           errno.EFBIG: "; raise the limit on file sizes (ulimit -f)",
-          errno.EROFS: "; set run.out to a folder that can be written",
-          errno.ENOTDIR: "; a file stands where a folder should: set run.out to another folder",
-          errno.ENAMETOOLONG: "; set run.out to a shorter name",
+          errno.EROFS: "; {elsewhere} a folder that can be written",
+          errno.ENOTDIR: "; a file stands where a folder should: {elsewhere} another folder",
+          errno.ENAMETOOLONG: "; {elsewhere} a shorter name",
           errno.ELOOP: "; a symbolic link stands where a file of ours should: remove it"}
 
 
-def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None = None, needed: int = 0) -> MpitrainError:
-    """The operating system's error as the error class of its exit code; `needed` bytes are compared with the free ones."""
+def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None = None, needed: int = 0,
+                  elsewhere: str = ELSEWHERE) -> MpitrainError:
+    """The operating system's error as the error class of its exit code; `needed` bytes are compared with the free ones.
+    `elsewhere` is how an advice to write to another place begins."""
     number, text = error.errno or errno.EIO, f"{doing} failed: {said(error)}"
     if number == errno.ENOENT and not os.path.lexists(path.parent):
         return LostFolderError(f"{text}: the folder {path.parent} was moved or removed", file=path, offset=offset)
@@ -34,10 +37,10 @@ def storage_error(error: OSError, doing: str, path: Path, *, offset: int | None 
         text += f"; it needs {needed} bytes{free(path.parent)}"
     kind: type[MpitrainError] = StorageError
     if number in (errno.EACCES, errno.EPERM):
-        kind, text = AccessError, text + "; change its permissions or set run.out to a folder of yours"
+        kind, text = AccessError, text + f"; change its permissions or {elsewhere} a folder of yours"
     elif number in (errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.ENAMETOOLONG):
         kind = OutputError
-    return kind(text + ADVICE.get(number, ""), file=path, offset=offset)
+    return kind(text + ADVICE.get(number, "").format(elsewhere=elsewhere), file=path, offset=offset)
 
 
 def said(error: OSError) -> str:

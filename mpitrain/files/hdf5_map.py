@@ -15,6 +15,7 @@ MAX_CHUNK = 1 << 30           # A chunk has at most so many bytes.
 MAX_UNPACKED = 128 << 20      # A packed one may have more than so many, unpacked,
 MAX_RATIO = 100               # if it is not more than so many times larger than packed; gzip makes 1029 bytes of one.
 MAX_ATTRIBUTE = 1 << 20       # Attributes of more bytes are left unread.
+MAX_TEXTS, MAX_TEXT = 64, 200         # So many texts among attributes are told, of at most so many bytes.
 FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32"}
 OTHER_FILTERS = {4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf", 32001: "blosc", 32004: "lz4", 32015: "zstd"}
 
@@ -47,6 +48,19 @@ def read_attributes(obj: Any, path: str) -> None:
             continue          # NumPy has no word for this type; the file is sound.
         except (OSError, RuntimeError, KeyError, ValueError) as error:
             raise Refused(f'attribute "{printable(attribute.name)}" of "{path}" is damaged: {one_line(error)}') from error
+
+
+def texts(obj: Any) -> dict[str, str]:
+    """The short texts among the attributes of an object that `read_attributes` has read."""
+    import h5py
+    found = {}
+    for i in range(min(h5py.h5a.get_num_attrs(obj.id), MAX_TEXTS)):
+        attribute = h5py.h5a.open(obj.id, index=i)
+        if attribute.get_storage_size() <= MAX_TEXT and attribute.get_type().get_class() == h5py.h5t.STRING:
+            value = obj.attrs[attribute.name]
+            if isinstance(value, bytes | str):
+                found[printable(attribute.name)] = printable(value)
+    return found
 
 
 def one_line(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import resource
 import sys
 from typing import Any
 
-from mpitrain.files.hdf5_map import Refused, choose, describe, one_line, printable, read_attributes, resolve
+from mpitrain.files.hdf5_map import Refused, choose, describe, one_line, printable, read_attributes, resolve, texts
 
 SPARE_MEMORY = 1 << 30        # The parser may use so many bytes on top of the interpreter,
 LEAST_MEMORY = 192 << 20      # and for a small file so many,
@@ -32,7 +32,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         user_block = file.userblock_size
         found = {label: describe(resolve(file, name), f"/{name.strip('/')}", size, path, user_block)
                  for label, name in (("x", x), ("y", y)) if name is not None}
-        return {"x": found["x"], "y": found.get("y")}
+        more = {"attributes": texts(file["/"])} if request.get("attributes") else {}
+        return {"x": found["x"], "y": found.get("y"), **more}
 
 
 def reply_to(request: dict[str, Any]) -> dict[str, Any]:

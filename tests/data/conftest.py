@@ -8,8 +8,7 @@ from typing import Any
 
 import h5py
 import pytest
-
-REAL = Path(__file__).resolve().parents[3] / "shared" / "data"
+from real_data import FOLDER
 
 
 @pytest.fixture
@@ -27,6 +26,6 @@ def plain_file(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def real_data() -> Path:
-    if not REAL.is_dir():
-        pytest.skip(f"the folder of real inputs is not there ({REAL})")
-    return REAL
+    if not FOLDER.is_dir():
+        pytest.skip(f"the folder of real inputs is not there ({FOLDER})")
+    return FOLDER
