@@ -42,7 +42,8 @@ class ModelConfig:
     name: str = ""
     init_from: str = ""                      # a run folder or checkpoint that gives the first parameters
     formats: dict[str, Any] = field(default_factory=dict)         # layers that are kept in few bits: path -> FORMATS' name
-    ranks: dict[str, int] = field(default_factory=dict)      # linear layers as two factors: their ranks, by name
+    shapes: dict[str, Any] = field(default_factory=dict)     # of parameters and buffers that have lost channels, by name
+    ranks: dict[str, int] = field(default_factory=dict)      # layers as two factors: their ranks, by name
     arguments: dict[str, Any] = field(default_factory=dict)       # further keys, which the model takes
 
 
@@ -163,6 +164,7 @@ class ShrinkConfig:
     every: int = 1
     rewind: int | str = "never"              # the step whose weights all go back to at the end, once
     skip: tuple[str, ...] = ()               # layers that stay whole: names, with *
+    products: Literal["sparse", "dense"] = "sparse"      # "sparse": of what is left, in layers where that is faster
     quantize: str = ""                       # one of FORMATS, which the weights of linear layers are rounded to at each step
     least: int = 1 << 16                     # linear layers with fewer weights stay as they are in that
 
@@ -176,9 +178,15 @@ class LoraConfig:
 
 @dataclass(frozen=True)
 class DistilConfig:
-    teacher: str = ""                        # a run folder, whose outputs are learned too; "": none
+    teacher: str = ""                        # a run folder, whose outputs are learned too
+    predictions: str = ""                    # or a file of outputs that `predict` wrote, of the rows of data.path
     temperature: float = 4.0
     weight: float = 0.5                      # of the teacher's part of the loss
+
+    @property
+    def teaches(self) -> bool:
+        """Whether there is a teacher."""
+        return bool(self.teacher or self.predictions)
 
 
 @dataclass(frozen=True)

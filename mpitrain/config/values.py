@@ -29,7 +29,8 @@ WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECT
 WORDS["comm.sharding"], WORDS["shrink.prune"] = POLICIES, ("", *PRUNERS)
 OWN = ("comm.sharding", "shrink.prune")                 # keys that may name a user's own thing, too
 
-PATHS = ("run.out", "data.path", "data.validation", "model.init_from", "optimizer.offload_folder", "distil.teacher")
+PATHS = ("run.out", "data.path", "data.validation", "model.init_from", "optimizer.offload_folder", "distil.teacher",
+         "distil.predictions")
 LONGEST_NAME, LONGEST_PATH = 255, 4095   # bytes: NAME_MAX of all file systems but a few, which have less; PATH_MAX less its last
 IN_A_RUN = 100                           # bytes of the longest path inside a run folder, and some to spare
 BY_LOCALE = (f"has letters that this locale, whose encoding is {sys.getfilesystemencoding()}, has not: set LC_ALL=C.UTF-8, or "

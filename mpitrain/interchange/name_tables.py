@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.errors import ConfigError, DataError
-from mpitrain.interchange.names import COUNTER, NameTable, Shapes, mlp_sizes
+from mpitrain.interchange.names import COUNTER, Entry, NameTable, Shapes, mlp_sizes
 from mpitrain.interchange.tensors import Array, TensorFile, shown
 from mpitrain.nn import Module, MultiHeadAttention
 from mpitrain.nn.norm import _BatchNorm
@@ -59,11 +59,24 @@ class GPT2(NameTable):
     prefix = "transformer."
     activation = "gelu_tanh"
 
+    def entries(self, model: Module) -> list[Entry]:
+        for name, leaf in model.named_parameters():
+            outputs, inputs = leaf.global_shape[0], leaf.global_shape[-1]
+            times = 1 if name.endswith(".attention.out.weight") else 4 if name.endswith(".wide.weight") else 0
+            if times and outputs != times * inputs:
+                raise ConfigError(f'"{name}" is {list(leaf.global_shape)}, and GPT-2 has heads as wide as the model together, '
+                                  'and MLPs of 4 times its width: it was cut; names "own" and "pytorch" take it')
+        return super().entries(model)
+
     def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
         token, position = shapes.get("wte.weight", shapes.get("lm_head.weight")), shapes.get("wpe.weight")
         layers = 1 + max((int(m[1]) for name in shapes if (m := re.match(r"h\.(\d{1,6})\.", name))), default=-1)
         if token is None or position is None or len(token) != 2 or len(position) != 2 or layers < 1 or layers > len(shapes):
-            return {"name": "gpt"}
+            if "model.width" in given:
+                return {"name": "gpt"}
+            raise ConfigError("the file has no wte.weight and wpe.weight of two dims, and h.0 and so on, which say the sizes of "
+                              "a gpt: give another --names, or model.width and the others (an ONNX graph for one length has lost "
+                              "wpe: export it with dynamic_axes)")
         found: dict[str, Any] = {"name": "gpt", "layers": layers, "width": token[1], "vocabulary": token[0], "block": position[0],
                                  "bias": "h.0.attn.c_attn.bias" in shapes, "activation": self.activation}
         found |= self.said(file)
@@ -115,7 +128,7 @@ class NanoGPT(GPT2):
 
 class _ResNet(NameTable):
     passed_over = (f"*{COUNTER}",)
-    models: dict[tuple[int, ...], str] = {}       # blocks of each stage -> the model's name
+    models: dict[tuple[tuple[int, ...], int], str] = {}      # blocks of each stage, convolutions of each -> the model's name
     head = ""
 
     def also(self, model: Module) -> dict[str, Array]:
@@ -127,22 +140,22 @@ class _ResNet(NameTable):
             if match := re.match(r"layer(\d)\.(\d{1,3})\.conv1\.weight", name):
                 blocks.setdefault(int(match[1]), set()).add(int(match[2]))
         counted = tuple(len(blocks[stage]) for stage in sorted(blocks))
+        each = 3 if "layer1.0.conv3.weight" in shapes else 2
         first, last = shapes.get("conv1.weight", ()), shapes.get(f"{self.head}.weight", ())
-        if counted not in self.models or len(first) != 4 or len(last) != 2 or "layer1.0.conv3.weight" in shapes:
-            known = ", ".join(f"{name} {list(counts)}" for counts, name in self.models.items())
-            three = " of three convolutions" * any("conv3" in name for name in shapes)
-            raise ConfigError(f"the file has blocks {list(counted)} in its stages{three}; the table has {known}, of two each")
-        return {"name": self.models[counted], "classes": last[0], "channels": first[1]}
+        if (counted, each) not in self.models or len(first) != 4 or len(last) != 2:
+            known = ", ".join(f"{name} {list(counts)} of {n}" for (counts, n), name in self.models.items())
+            raise ConfigError(f"the file has blocks {list(counted)} of {each} convolutions in its stages; the table has {known}")
+        return {"name": self.models[counted, each], "classes": last[0], "channels": first[1]}
 
 
 class TorchVision(_ResNet):
-    """torchvision's ResNets of basic blocks, with its downsample.0 and .1 for the shortcut's convolution and norm."""
+    """torchvision's ResNets, with its downsample.0 and .1 for the shortcut's convolution and norm."""
 
     rules = ((r"conv\.", "conv1."), (r"norm\.", "bn1."), (r"stage(\d)_block(\d+)\.conv", r"layer\1.\2.conv"),
              (r"stage(\d)_block(\d+)\.norm", r"layer\1.\2.bn"),
              (r"stage(\d)_block(\d+)\.shortcut\.conv\.", r"layer\1.\2.downsample.0."),
              (r"stage(\d)_block(\d+)\.shortcut\.norm\.", r"layer\1.\2.downsample.1."), (r"head\.", "fc."))
-    models = {(2, 2, 2, 2): "resnet18", (3, 4, 6, 3): "resnet34"}
+    models = {((2, 2, 2, 2), 2): "resnet18", ((3, 4, 6, 3), 2): "resnet34", ((3, 4, 6, 3), 3): "resnet50"}
     head = "fc"
 
 
@@ -151,5 +164,5 @@ class Akamaster(_ResNet):
 
     rules = ((r"conv\.", "conv1."), (r"norm\.", "bn1."), (r"stage(\d)_block(\d+)\.conv", r"layer\1.\2.conv"),
              (r"stage(\d)_block(\d+)\.norm", r"layer\1.\2.bn"), (r"head\.", "linear."))
-    models = {(3, 3, 3): "resnet20", (5, 5, 5): "resnet32", (9, 9, 9): "resnet56"}
+    models = {((3, 3, 3), 2): "resnet20", ((5, 5, 5), 2): "resnet32", ((9, 9, 9), 2): "resnet56"}
     head = "linear"

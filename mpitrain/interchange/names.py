@@ -10,11 +10,12 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, UsageError
 from mpitrain.interchange.tensors import Array, TensorFile
 from mpitrain.nn import Module
 from mpitrain.registry import Registry
@@ -130,3 +131,19 @@ def outgoing(table: NameTable, model: Module) -> tuple[dict[str, Array], dict[st
         if entry.theirs.rpartition(".")[2] == COUNTER:
             arrays[entry.theirs] = np.asarray(np.rint(values), np.int64)
     return arrays | table.also(model), aliases
+
+
+def table_for(model: Any, names: Any) -> NameTable:
+    """The table of these names. UsageError for what is no model."""
+    if not isinstance(model, Module) or not isinstance(names, str):
+        raise UsageError(f"expected an mpitrain.nn.Module and the name of a table of names, found {type(model).__name__} and "
+                         f"{names!r:.40}; of mpitrain.load(RUN) give its .model")
+    return NAMES.resolve(names, Path.cwd())()
+
+
+def state_dict(model: Module, names: str = "pytorch") -> dict[str, Array]:
+    """The arrays of a model with memory under the names of a table, a tied one under each of its names: what
+    `load_state_dict` of theirs takes as tensors. They are copies. ConfigError for a table of names that is for other models."""
+    arrays, aliases = outgoing(table_for(model, names), model)
+    found = {name: np.array(array, order="C") for name, array in arrays.items()}
+    return found | {name: found[first] for name, first in aliases.items()}

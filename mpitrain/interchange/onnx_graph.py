@@ -30,7 +30,7 @@ class Step:
 
     def __init__(self, one: Operation, other: Operation):
         self.one, self.other = one, other
-        self.name, self.path, self.attributes = one.name, one.path, one.attributes
+        self.name, self.path, self.attributes, self.links = one.name, one.path, one.attributes, one.links
 
     def array(self, place: int) -> Array | None:
         """An input that no operation computed, None where one did, or where there is none."""
@@ -65,13 +65,13 @@ class Graph:
         return f"{kind}_{self.n}_out"
 
     def constant(self, values: Any, dtype: Any = np.int64) -> str:
-        """An initialiser of its own for these numbers; equal ones share it."""
+        """An initialiser of its own for these numbers; equal ones share it. No layer has a name with "/"."""
         array = np.asarray(values, dtype)
-        name = next((name for name, other in self.weights.items() if name.startswith("constant_") and other.dtype == array.dtype
+        name = next((name for name, other in self.weights.items() if name.startswith("/constant_") and other.dtype == array.dtype
                      and other.shape == array.shape and other.tobytes() == array.tobytes()), "")
         if not name:
             self.n += 1
-            name = f"constant_{self.n}"
+            name = f"/constant_{self.n}"
             self.weights[name] = array
         return name
 

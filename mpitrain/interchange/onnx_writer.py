@@ -6,6 +6,7 @@ external data: a graph of protobuf has 2 GB at most.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -13,31 +14,30 @@ import numpy as np
 from mpitrain.autograd.mode import no_grad
 from mpitrain.errors import UsageError
 from mpitrain.interchange import onnx_rules  # noqa: F401  (fills RULES)
-from mpitrain.interchange.exporting import Tell, Wanted
-from mpitrain.interchange.onnx_graph import BATCH, INPUT, LENGTH, OPSET, RULES, Array, Graph, traced
+from mpitrain.interchange.exporting import ABOUT, DATA, Tell, Wanted, describe, say_transforms
+from mpitrain.interchange.onnx_file import package
+from mpitrain.interchange.onnx_graph import BATCH, INPUT, LENGTH, OPSET, Array, Graph, traced
+from mpitrain.interchange.onnx_lowbit import MICROSOFT
 from mpitrain.interchange.tensors import publish, refuse_existing
 from mpitrain.models.transformer import Embed
 from mpitrain.nn import Embedding, Module
 from mpitrain.nn.basic import Check, Flatten
-from mpitrain.nn.lowbit import LowBitEmbedding, LowBitLinear, LowBitProduct
+from mpitrain.nn.lowbit import LowBitEmbedding
 from mpitrain.train.build.saved import SavedModel
 
 EXTERNAL = 1 << 30                                # bytes of weights from which on they lie in a file of their own
 IR_VERSION = 8                                    # of opset 17; later ones are refused by older runtimes
+TABLES = (Embedding, LowBitEmbedding)             # a model that begins with one takes tokens
 BATCHES, LENGTHS = (2, 3), (5, 7)                 # of the two recordings; no two of them, nor products, are equal
 
 
 def export_onnx(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
     """Writes FILE.onnx, checked by onnx.checker. UsageError where the package onnx is missing, or an operation has no rule."""
-    try:
-        import onnx
-    except ImportError:
-        raise UsageError('.onnx needs the package onnx: pip install "mpitrain[onnx]"') from None
+    onnx = package()
     if wanted.names:
         raise UsageError("--names is for files of tensors; weights in a graph have the names of checkpoints")
     refuse_existing(wanted.path, overwrite=wanted.overwrite)
     model = saved.model
-    _refuse_few_bits(model)
     samples, sizes = _samples(model, wanted)
     if wanted.cache and LENGTH not in sizes:
         raise UsageError(f'--cache is for models of tokens with attention, and "{saved.config.model.name}" is none; leave it out')
@@ -52,24 +52,15 @@ def export_onnx(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
     else:
         onnx.checker.check_model(made, full_check=True)
     publish(wanted.path, [made.SerializeToString()], overwrite=wanted.overwrite)
+    say_transforms(saved, tell)
     tell(f"{wanted.path}: {len(graph.nodes)} nodes, opset {OPSET}, input {_shape(samples[0], sizes)}, "
          f"{sum(array.nbytes for array in graph.weights.values()):,} bytes of weights{' in a file beside it' if data else ''}")
-
-
-def _refuse_few_bits(model: Module) -> None:
-    """UsageError for layers in few bits. A product may have a rule of the user's; tables compute outside operations."""
-    few = [path for path, layer in model.named_modules() if isinstance(layer, LowBitEmbedding)
-           or isinstance(layer, LowBitLinear) and LowBitProduct.__name__ not in RULES]
-    if few:
-        more = f" and {len(few) - 1} more" if len(few) > 1 else ""
-        raise UsageError(f'ONNX: layers in few bits have no rule, found "{few[0]}"{more}; export the run of floats that this one '
-                         "was made of, and quantize the graph with tools of ONNX")
 
 
 def _samples(model: Module, wanted: Wanted) -> tuple[list[Array], dict[str, tuple[int, int]]]:
     """Two inputs that differ in all symbolic dims, and those dims."""
     modules = [module for _, module in model.named_modules()]
-    if isinstance(first := next((m for m in modules if isinstance(m, (Embedding, Check, Flatten))), None), Embedding):
+    if isinstance(first := next((m for m in modules if isinstance(m, (*TABLES, Check, Flatten))), None), TABLES):
         block = next((module.block for module in modules if isinstance(module, Embed)), LENGTHS[1])
         lengths = (min(LENGTHS[0], max(block - 1, 1)), min(LENGTHS[1], block))
         if lengths[0] in BATCHES:
@@ -85,11 +76,14 @@ def _samples(model: Module, wanted: Wanted) -> tuple[list[Array], dict[str, tupl
     if not shape:
         raise UsageError("the model takes inputs of several shapes, and a graph is for one: give it, for instance "
                          "--input 3x224x224")
-    dtype = model.storage.dtype if model.storage is not None else np.dtype("float32")
-    samples = [np.zeros((b, *shape), dtype) for b in BATCHES]
+    samples = [np.zeros((b, *shape), _floats(model)) for b in BATCHES]
     with no_grad():
         model(samples[0])                         # a wrong shape is the model's to refuse
     return samples, {BATCH: BATCHES}
+
+
+def _floats(model: Module) -> Any:
+    return model.storage.dtype if model.storage is not None else np.dtype("float32")
 
 
 def _shape(sample: Array, sizes: dict[str, tuple[int, int]]) -> str:
@@ -106,7 +100,6 @@ def _proto(onnx: Any, graph: Graph, output: str, dims: list[int | str], sample: 
     def info(name: str, dtype: Any, shape: list[Any]) -> Any:
         return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), shape)
 
-    dtype = next((a.dtype for name, a in graph.weights.items() if a.dtype.kind == "f"), np.dtype("float32"))
     outside = sum(array.nbytes for array in graph.weights.values()) > EXTERNAL
     initialisers, chunks, end = [], [], 0
     for name, array in graph.weights.items():
@@ -125,10 +118,13 @@ def _proto(onnx: Any, graph: Graph, output: str, dims: list[int | str], sample: 
     made = onnx.helper.make_graph(
         graph.nodes, saved.config.model.name.rpartition(":")[2],
         [info(INPUT, sample.dtype, _dims(sample, sizes)), *(info(*one) for one in graph.extra_inputs)],
-        [info("output", dtype, dims), *(info(*one) for one in graph.extra_outputs)], initialisers)
-    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid("", OPSET)], producer_name="mpitrain",
-                                   ir_version=IR_VERSION)
-    onnx.helper.set_model_props(model, {"step": str(saved.step), **saved.hashes()})
+        [info("output", _floats(saved.model), dims), *(info(*one) for one in graph.extra_outputs)], initialisers)
+    domains = {"": OPSET, **({MICROSOFT: 1} if any(node.domain == MICROSOFT for node in graph.nodes) else {})}
+    model = onnx.helper.make_model(made, opset_imports=[onnx.helper.make_opsetid(*one) for one in domains.items()],
+                                   producer_name="mpitrain", ir_version=IR_VERSION)
+    learned = {DATA + name: json.dumps(np.asarray(value, np.float64).tolist())
+               for name, value in saved.transforms.state_dict().items()}
+    onnx.helper.set_model_props(model, {ABOUT: json.dumps({**describe(saved, "own"), **saved.hashes()}), **learned})
     return model, chunks
 
 

@@ -143,9 +143,12 @@ def _reduce(m: _Machine) -> Any:
             return tuple(sizes)
         case Global("torch._utils._rebuild_parameter"), (Described() as tensor, bool(), *_):
             return tensor
-        case Global("torch._utils._rebuild_tensor_v2"), (StorageOf() as storage, int(offset), tuple(shape), tuple(strides), *_):
+        case Global("torch._utils._rebuild_tensor_v2"), (StorageOf() as storage, int(start), tuple(shape), tuple(strides), *more):
+            if any(more[2:]):                     # requires_grad and hooks come before
+                raise PickleError("a tensor is kept as the negative or the conjugate of what lies there; save it as it is "
+                                  "(tensor.resolve_neg())")
             if len(shape) == len(strides) and all(type(n) is int for n in (*shape, *strides)):
-                return Described(storage, offset, shape, strides)
+                return Described(storage, start, shape, strides)
     called = function.name if isinstance(function, Global) else "what is no function"
     raise PickleError(f"it calls {called} with what a state_dict does not")
 

@@ -19,14 +19,13 @@ from typing import Any, NoReturn
 import numpy as np
 
 from mpitrain.errors import DataError, nearest
-from mpitrain.interchange.tensors import BFLOAT16, Array, Stored, TensorFile, mapped, publish, shown
+from mpitrain.interchange.tensors import BFLOAT16, MOST_DIMS, Array, Stored, TensorFile, fits, mapped, publish, shown, stored
 
 LONGEST_HEADER = 100_000_000                      # bytes, as in the reference
 METADATA = "__metadata__"
 DTYPES = {"BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16", "U32": "uint32", "I32": "int32",
           "U64": "uint64", "I64": "int64", "F16": "float16", "BF16": BFLOAT16, "F32": "float32", "F64": "float64"}
 WORDS = {name: word for word, name in DTYPES.items()}
-MOST_DIMS = 32                                    # NumPy of before 2.0
 
 
 def read(path: Path) -> TensorFile:
@@ -107,6 +106,8 @@ def _described(path: Path, name: str, about: Any) -> tuple[str, tuple[int, ...],
     itemsize = 2 if DTYPES[word] == BFLOAT16 else np.dtype(DTYPES[word]).itemsize
     if (size := math.prod(shape) * itemsize) != stop - first:
         _refuse(path, f'{shown(name)} of shape {shape} and {word} takes {_number(size)} bytes, and has {stop - first}')
+    if not fits(shape, itemsize):
+        _refuse(path, f"{shown(name)} has the shape {shown(shape)}, which no array has")
     return DTYPES[word], tuple(shape), (first, stop)
 
 
@@ -122,14 +123,16 @@ def _refuse(path: Path, message: str) -> NoReturn:
     raise DataError(f"safetensors: {message}", file=path)
 
 
-def write(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
+def write(path: Path, tensors: Mapping[str, Array | Stored], metadata: Mapping[str, str], *, overwrite: bool = False) -> None:
     """Makes a safetensors file of arrays, the widest dtypes first and then by name, so that each lies aligned."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].dtype.itemsize, name))
+    given = {name: stored(tensor) for name, tensor in tensors.items()}
+    order = sorted(given, key=lambda name: (-given[name].bits.dtype.itemsize, name))
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
     chunks, end = [], 0
     for name in order:
-        array = np.asarray(tensors[name], tensors[name].dtype.newbyteorder("<"), order="C")
-        header[name] = {"dtype": WORDS[array.dtype.name], "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
+        bits = given[name].bits
+        array = np.asarray(bits, bits.dtype.newbyteorder("<"), order="C")
+        header[name] = {"dtype": WORDS[given[name].dtype], "shape": list(array.shape), "data_offsets": [end, end + array.nbytes]}
         end += array.nbytes
         chunks.append(array.reshape(-1).view(np.uint8).data if array.size else b"")
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()

@@ -23,13 +23,12 @@ from mpitrain.errors import DataError
 from mpitrain.interchange import pickles
 from mpitrain.interchange.exporting import Tell, Wanted, named
 from mpitrain.interchange.pickles import Described, PickleError
-from mpitrain.interchange.tensors import BFLOAT16, Array, Stored, TensorFile, mapped, publish, shown
+from mpitrain.interchange.tensors import BFLOAT16, Array, Stored, TensorFile, fits, mapped, publish, shown, stored
 from mpitrain.train.build.saved import SavedModel
 
 LOCAL = struct.Struct("<4s5H3I2H")                # the header before a file of an archive; names of its fields: APPNOTE.TXT 4.3.7
 LARGEST_PICKLE = 256 << 20                        # bytes; GPT-2's has 60 kB
 WHERE = ("model", "state_dict", "model_state_dict", "module")     # keys under which training programs keep the state_dict
-MOST_DIMS = 32
 
 
 def read(path: Path) -> TensorFile:
@@ -137,7 +136,7 @@ def _stored(path: Path, key: str, tensor: Described, files: Mapping[str, Array],
     sizes = (tensor.offset, *tensor.shape, *tensor.strides)
     last = tensor.offset + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.strides))
     empty = 0 in tensor.shape
-    if len(tensor.shape) > MOST_DIMS or any(not 0 <= n < 1 << 62 for n in sizes) or math.prod(tensor.shape) > storage.size or (
+    if any(not 0 <= n < 1 << 62 for n in sizes) or not fits(tensor.shape, itemsize) or math.prod(tensor.shape) > storage.size or (
             not empty and last >= storage.size):
         _refuse(path, f"{shown(key)} of shape {shown(tensor.shape)}, strides {shown(tensor.strides)} from "
                       f"{shown(tensor.offset)} on reaches beyond its storage of {storage.size}")
@@ -156,34 +155,35 @@ def _refuse(path: Path, message: str) -> NoReturn:
 
 def export_pt(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
     """The state_dict that `torch.load(FILE)` gives and `load_state_dict` takes; a tied one is one storage with two names."""
-    arrays, aliases, names = named(saved, wanted.names or "pytorch", tell)
+    arrays, aliases, names = named(saved, wanted, "pytorch", tell)
     write(wanted.path, arrays, aliases, overwrite=wanted.overwrite)
     tell(f"{wanted.path}: {len(arrays) + len(aliases)} names of {len(arrays)} tensors, "
          f"{sum(array.nbytes for array in arrays.values()):,} bytes, names {names}")
 
 
-def write(path: Path, arrays: Mapping[str, Array], aliases: Mapping[str, str], *, overwrite: bool = False) -> None:
+def write(path: Path, arrays: Mapping[str, Array | Stored], aliases: Mapping[str, str], *, overwrite: bool = False) -> None:
     """Makes a .pt file of arrays; `aliases` are further names of some of them. Equal arrays make equal bytes."""
-    order = list(arrays)
-    pickle = _pickle([(name, arrays[name], order.index(name)) for name in order] + [
-        (name, arrays[first], order.index(first)) for name, first in aliases.items()])
+    given, order = {name: stored(array) for name, array in arrays.items()}, list(arrays)
+    pickle = _pickle([(name, given[name], order.index(name)) for name in order] + [
+        (name, given[first], order.index(first)) for name, first in aliases.items()])
     files: dict[str, Any] = {"data.pkl": pickle, "byteorder": b"little"}
     for number, name in enumerate(order):
-        array = np.asarray(arrays[name], arrays[name].dtype.newbyteorder("<"), order="C")
+        bits = given[name].bits
+        array = np.asarray(bits, bits.dtype.newbyteorder("<"), order="C")
         files[f"data/{number}"] = array.reshape(-1).view(np.uint8).data if array.size else b""
     files["version"] = b"3\n"
     publish(path, _zipped(f"{path.stem or 'archive'}/", files), overwrite=overwrite)
 
 
-def _pickle(tensors: list[tuple[str, Array, int]]) -> bytes:
+def _pickle(tensors: list[tuple[str, Stored, int]]) -> bytes:
     """A dict of tensors in the pickle language, protocol 2, as torch.save writes it."""
     out = [b"\x80\x02}("]
     words = {kind: word for word, kind in pickles.STORAGES.items()}
     for name, array, number in tensors:
         strides = np.zeros(array.shape, "i1").strides
-        storage = _call("torch", words[array.dtype.name])
+        storage = _call("torch", words[array.dtype])
         out += [_word(name), b"ctorch._utils\n_rebuild_tensor_v2\n(", b"(" + _word("storage"), storage, _word(str(number)),
-                _word("cpu"), _number(array.size), b"tQ", _number(0), _tuple(array.shape), _tuple(strides), b"\x89",
+                _word("cpu"), _number(array.bits.size), b"tQ", _number(0), _tuple(array.shape), _tuple(strides), b"\x89",
                 b"ccollections\nOrderedDict\n)R", b"tR"]
     return b"".join([*out, b"u."])
 

@@ -15,6 +15,7 @@ from mpitrain.nn.norm import NORMS
 
 LENET = (6, 16, 120, 84)
 HE = init.kaiming_normal(fan="out")
+BOTTLENECK_PLAN = {"stage*.conv2": "column", "stage*.norm2": "channels", "stage*.conv3": "row"}
 RESIDUAL_PLAN = {"stage*.conv1": "column", "stage*.norm1": "channels", "stage*.conv2": "row"}
 
 
@@ -77,6 +78,33 @@ class Residual(Module):
         return ops.subsample2d(x, self.stride, (before, self.new_channels - before))
 
 
+class Bottleneck(Module):
+    """As `Residual`, of three convolutions: 1 x 1 to `width` channels, 3 x 3 with the stride, 1 x 1 to four times as many.
+
+    The stride stands in the middle, as torchvision has it (Goyal et al. 2017), and the shortcut is option B.
+    """
+
+    chains = ("conv2", "norm2", "conv3"),
+
+    def __init__(self, inputs: int, width: int, stride: int, norm: str):
+        make, outputs = NORMS.resolve(norm), 4 * width
+        self.conv1 = Conv2d(inputs, width, 1, bias=False, weight_init=HE)
+        self.norm1 = make(width, activation="relu")
+        self.conv2 = Conv2d(width, width, 3, stride=stride, padding=1, bias=False, weight_init=HE)
+        self.norm2 = make(width, activation="relu")
+        self.conv3 = Conv2d(width, outputs, 1, bias=False, weight_init=HE)
+        self.norm3 = make(outputs, activation="relu")
+        self.shortcut: Sequential | None = None
+        if stride != 1 or inputs != outputs:
+            conv = Conv2d(inputs, outputs, 1, stride=stride, bias=False, weight_init=HE)
+            self.shortcut = Sequential(("conv", conv), ("norm", make(outputs)))
+
+    def forward(self, x: Any) -> Tensor:
+        y = self.norm2(self.conv2(self.norm1(self.conv1(x))))
+        out: Tensor = self.norm3(self.conv3(y), x if self.shortcut is None else self.shortcut(x))
+        return out
+
+
 def _stages(blocks: tuple[int, ...], widths: tuple[int, ...], inner: Sequence[int] | None, norm: str, project: bool
             ) -> list[tuple[str, Module]]:
     """So many residual blocks of each width; from the second width on the first block halves the image."""
@@ -130,14 +158,18 @@ def _imagenet_resnet(name: str, blocks: tuple[int, ...], classes: int, channels:
     """A stem that makes images four times smaller, and four stages of blocks (He et al. 2016a, table 1)."""
     require_sizes(classes=classes, channels=channels)
     stages = _stages(blocks, (64, 128, 256, 512), inner, norm, project=True)
-    model = Sequential(
+    model = _with_stem(name, stages, 512, classes, channels, norm)
+    model.plan, model.size_keys = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
+    return model
+
+
+def _with_stem(name: str, stages: list[tuple[str, Module]], width: int, classes: int, channels: int, norm: str) -> Sequential:
+    return Sequential(
         ("input", Check(name, (None, channels, None, None), "set model.channels")),
         ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)),
         ("norm", NORMS.resolve(norm)(64, activation="relu")), ("pool0", MaxPool2d(3, stride=2, padding=1)),
         *stages,
-        ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(512, classes)))
-    model.plan, model.size_keys = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
-    return model
+        ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(width, classes)))
 
 
 def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
@@ -151,3 +183,17 @@ def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch", inner:
 def resnet34(classes: int = 1000, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
     """34 layers; see `resnet18`."""
     return _imagenet_resnet("resnet34", (3, 4, 6, 3), classes, channels, norm, inner)
+
+
+def resnet50(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
+    """50 layers in blocks of three; see `resnet18`."""
+    require_sizes(classes=classes, channels=channels)
+    stages: list[tuple[str, Module]] = []
+    inputs = 64
+    for s, (count, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
+        for b in range(count):
+            stages.append((f"stage{s + 1}_block{b}", Bottleneck(inputs, width, 2 if s and not b else 1, norm)))
+            inputs = 4 * width
+    model = _with_stem("resnet50", stages, inputs, classes, channels, norm)
+    model.plan = BOTTLENECK_PLAN
+    return model

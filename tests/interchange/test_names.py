@@ -15,6 +15,7 @@ from mpitrain.interchange.importing import bring_in
 from mpitrain.train.build.saved import load
 
 torch = pytest.importorskip("torch", reason="needs PyTorch (pip install mpitrain[bench])")
+pytest.importorskip("safetensors", reason="needs safetensors (pip install mpitrain[bench])")
 from safetensors.torch import load_file, load_model, save_file, save_model  # noqa: E402
 from saved_models import fresh, outputs  # noqa: E402
 from torch_models import HuggingFaceGPT2, NanoGPT, ResNet, randomise  # noqa: E402
@@ -147,6 +148,13 @@ def test_nothing_that_a_file_says_is_run_or_built_without_end(tmp_path: Path, mo
             ({"model": {**gpt, "activation": evil}}, "names code of somebody's own"),
             ({"model": gpt, "transform": [evil]}, "names code of somebody's own"),
             ({"model": gpt, "transform": [{"name": evil, "a": 1}]}, "names code of somebody's own"),
+            ({"model": {**gpt, "formats": {"head": evil}}}, "names code of somebody's own"),
+            ({"model": {**gpt, "formats": {"head": ["int8"]}}}, "model.layer is"),
+            ({"model": {**gpt, "ranks": {"head": 10**9}}}, "model.layer = 1000000000"),
+            ({"model": {**gpt, "shapes": {"head.weight": [3, 10**9]}}}, "model.layer = 1000000000"),
+            ({"model": {**gpt, "shapes": {"head.weight": [[3]]}}}, "model.layer is"),
+            ({"model": gpt, "target_transform": [evil]}, "names code of somebody's own"),
+            ({"model": gpt, "target_transform": "scale"}, "target_transform"),
             ({"model": {**gpt, "layers": 10**9}}, "layers = 1000000000 for 3 tensors"),
         ({"model": {**gpt, "width": 10**9}}, "width ="),
             ({"model": {**gpt, "init_from": "x"}}, "model.init_from is x"),

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import models
-from mpitrain.errors import OutputError, UsageError
+from mpitrain import models, nn
+from mpitrain.errors import ConfigError, OtherModelError, OutputError, UsageError
+from mpitrain.interchange import bring_in
 from mpitrain.interchange.exporting import Wanted, export
+from mpitrain.shrink.quantize import choose, quantize
+from mpitrain.train.build.model import make_model
 
 onnx = pytest.importorskip("onnx", reason="needs onnx (pip install mpitrain[onnx])")
 runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime (pip install mpitrain[bench])")
@@ -35,8 +38,10 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], bool]] = {
     "lenet": ("lenet", {}, (1, 28, 28), False), "resnet20": ("resnet20", {"channels": 1}, (1, 32, 32), True),
     "resnet32": ("resnet32", {}, (3, 32, 32), True), "resnet56": ("resnet56", {"norm": "sync"}, (3, 16, 24), True),
     "resnet18": ("resnet18", {"classes": 5}, (3, 64, 65), True), "resnet34": ("resnet34", {"classes": 5}, (3, 64, 64), True),
-    "gpt": ("gpt", GPT, (), False), "gpt2": ("gpt", {**GPT, "bias": True, "activation": "gelu_tanh", "tied": False}, (), False)}
-SLOW = ("resnet32", "resnet56", "resnet18", "resnet34")
+    "resnet50": ("resnet50", {"classes": 5}, (3, 64, 64), True),
+    "gpt": ("gpt", GPT, (), False), "cut gpt": ("gpt", {**GPT, "heads": [2, 3], "head_width": 8, "hidden": [40, 24]}, (), False),
+    "gpt2": ("gpt", {**GPT, "bias": True, "activation": "gelu_tanh", "tied": False}, (), False)}
+SLOW = ("resnet32", "resnet56", "resnet18", "resnet34", "resnet50")
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES])
@@ -71,6 +76,40 @@ def test_with_a_cache_each_token_costs_one(tmp_path: Path, bias: bool) -> None:
             done += n
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "nanogpt": {}, "gpt2": {"bias": True, "activation": "gelu_tanh"},
+    "untied": {"tied": False, "eps": 1e-3, "activation": "relu"}}
+
+
+@pytest.mark.parametrize("format", ["", "int8", "int4-dynamic"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_greedy_text_of_onnxruntime_with_a_cache_is_ours(tmp_path: Path, variant: str, format: str) -> None:
+    saved = fresh("gpt", **GPT, **VARIANTS[variant])
+    saved = in_few_bits(saved, format) if format else saved
+    export(saved, Wanted(tmp_path / "m.onnx", cache=True), lambda _: None)
+    run = session(tmp_path / "m.onnx")
+    names = [one.name for one in run.get_inputs()]
+    for rows in (1, 2, 5):
+        ours = np.random.default_rng(rows).integers(0, 19, (rows, 3))
+        texts, new, past = ours, ours, [np.zeros((rows, 4, 0, 8), "f4")] * 4
+        while texts.shape[1] < 12:
+            logits, *past = run.run(None, dict(zip(names, [new, *past])))
+            new = logits[:, -1:].argmax(-1)
+            texts = np.concatenate([texts, new], 1)
+            ours = np.concatenate([ours, outputs(saved, ours)[:, -1:].argmax(-1)], 1)
+        assert np.array_equal(texts, ours)
+
+
+def test_layers_without_a_rule_are_refused_by_name(tmp_path: Path) -> None:
+    plain = fresh("mlp", inputs=12, hidden=[8], outputs=3)
+    for layer, said in ((nn.LSTM(4, 4), "the operation LSTM, in "), (nn.GRU(4, 4), "the operation GRU, in "),
+                        (nn.MultiHeadAttention(8, 2, causal=True, rope=True), "the operation Slice, in .1.")):
+        model = nn.Sequential(nn.Embedding(19, 8 if "Multi" in type(layer).__name__ else 4), layer)
+        model.initialize(0)
+        with pytest.raises(UsageError, match=said):
+            export(plain.made_into(model.eval().requires_grad_(False)), Wanted(tmp_path / "m.onnx"), lambda _: None)
+
+
 def test_float64_and_external_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saved = fresh("mlp", "float64", inputs=40, hidden=[30], outputs=3)
     monkeypatch.setattr("mpitrain.interchange.onnx_writer.EXTERNAL", 0)
@@ -97,9 +136,82 @@ def test_what_has_no_graph_is_refused_in_a_line(tmp_path: Path) -> None:
         export(plain, Wanted(tmp_path / "m.onnx"), lambda _: None)
 
 
-def test_onnx_says_that_layers_in_few_bits_have_no_rule(tmp_path: Path) -> None:
-    from mpitrain.shrink.quantize import choose, quantize
-    saved = fresh("gpt", layers=1, heads=2, width=16, block=8, vocabulary=32)
-    quantize(saved.model, choose(saved.model, "int8", least=0).formats)
-    with pytest.raises(UsageError, match='layers in few bits have no rule, found "embed.token" and [0-9]+ more; export the run'):
-        export(saved, Wanted(tmp_path / "gpt.onnx"))
+FORMATS = ("int8", "int4", "int8-dynamic", "int4-dynamic", "int8-static")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", ["mlp", "gpt"])
+def test_layers_in_few_bits_give_onnxruntimes_outputs_and_come_back(tmp_path: Path, name: str, format: str) -> None:
+    """1e-5, as of floats: whole numbers are equal, and what is left is the order of sums of floats."""
+    keys = {"inputs": 70, "hidden": [64, 50], "outputs": 10} if name == "mlp" else {**GPT, "width": 40, "bias": True}
+    saved, rng = in_few_bits(fresh(name, **keys), format), np.random.default_rng(0)
+    export(saved, Wanted(tmp_path / "m.onnx"), lambda _: None)
+    onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
+    run = session(tmp_path / "m.onnx")
+    for rows in (1, 2, 9):
+        x = rng.integers(0, 19, (rows, 7)) if name == "gpt" else rng.standard_normal((rows, 70)).astype("f4")
+        close(outputs(saved, x), run.run(None, {"input": x})[0])
+    if name == "mlp":
+        x[1, 3], x[2] = np.nan, 0
+        ours, theirs = outputs(saved, x), run.run(None, {"input": x})[0]
+        assert np.isnan(ours[1]).all() and np.isnan(theirs[1]).all()
+        close(ours[2:], theirs[2:])
+    kinds = {str(np.dtype(onnx.helper.tensor_dtype_to_np_dtype(one.data_type))) for one in onnx.load(tmp_path / "m.onnx"
+             ).graph.initializer if ".weight" in one.name and len(one.dims) > 1}
+    assert kinds - {"float32"} == {"uint8" if "int4" in format else "int8"}
+    for ending in ("onnx", "safetensors"):
+        export(saved, Wanted(tmp_path / f"m.{ending}", overwrite=True), lambda _: None)
+        back = bring_in(tmp_path / f"m.{ending}", tmp_path / ending, tell=lambda _: None)
+        assert back.hashes() == saved.hashes() and back.config.model.formats == saved.config.model.formats
+
+
+def test_floats_in_place_of_few_bits_are_those_that_the_layers_compute_with(tmp_path: Path) -> None:
+    saved = in_few_bits(fresh("gpt", **GPT), "int4")
+    x = np.random.default_rng(0).integers(0, 19, (2, 12))
+    for ending, names in (("safetensors", "gpt2"), ("pt", "nanogpt"), ("safetensors", "own")):
+        export(saved, Wanted(tmp_path / f"m.{ending}", names, dequantize=True, overwrite=True), lambda _: None)
+        back = bring_in(tmp_path / f"m.{ending}", tmp_path / "run", names=names, overwrite=True, tell=lambda _: None,
+                        overrides=["model.heads=4", "model.activation=gelu"])
+        close(outputs(saved, x), outputs(back, x))
+    with pytest.raises(UsageError, match="--dequantize is for layers in few bits"):
+        export(back, Wanted(tmp_path / "x.pt", dequantize=True))
+    with pytest.raises(UsageError, match='"embed.token" is in few bits; give --dequantize'):
+        export(saved, Wanted(tmp_path / "x.pt", "gpt2"))
+    export(saved, Wanted(tmp_path / "few.pt"), lambda _: None)
+    with pytest.raises(OtherModelError, match='"embed.token" is in few bits, and the file does not say in which format'):
+        bring_in(tmp_path / "few.pt", tmp_path / "run", names="pytorch", overrides=["model.name=gpt", *(
+            f"model.{key}={value}" for key, value in GPT.items())], overwrite=True)
+    apart = in_few_bits(fresh("gpt", **GPT), "int8-static")                    # its table stays in floats
+    with pytest.raises(ConfigError, match=r"are one weight in the model of floats.*model.tied=false"):
+        export(apart, Wanted(tmp_path / "x.pt", dequantize=True))
+
+
+def test_runs_that_compute_with_more_than_their_weights_say_what_to_do_first(tmp_path: Path) -> None:
+    plain = fresh("mlp", inputs=12, hidden=[8], outputs=3)
+    for sections, said in (({"lora": {"rank": 2}}, "mpitrain merge RUN --out RUN2"),
+                           ({"shrink": {"quantize": "int4"}}, "mpitrain quantize RUN --format int4 --out RUN2")):
+        with pytest.raises(UsageError, match=said):
+            export(plain.made_into(plain.model, **sections), Wanted(tmp_path / "x.safetensors"))
+
+
+def test_a_factored_and_a_sparse_model_go_out_and_come_back(tmp_path: Path) -> None:
+    from mpitrain.shrink import factor
+    saved = fresh("mlp", inputs=12, hidden=[8], outputs=3)
+    dict(saved.model.named_parameters())["linear0.weight"].array[::2] = 0
+    made = saved.made_into(saved.model, model={"ranks": {"linear0": 2}})
+    other = make_model(made.config)
+    other.initialize(0)
+    factor.factor(saved.model, other)
+    x = np.random.default_rng(0).standard_normal((3, 12)).astype("f4")
+    for one in (saved, made.made_into(other.eval().requires_grad_(False))):
+        for ending in ("onnx", "safetensors"):
+            export(one, Wanted(tmp_path / f"m.{ending}", overwrite=True), lambda _: None)
+            back = bring_in(tmp_path / f"m.{ending}", tmp_path / "run", overwrite=True, tell=lambda _: None)
+            assert back.hashes() == one.hashes() and back.config.model.ranks == one.config.model.ranks
+        close(outputs(one, x), session(tmp_path / "m.onnx").run(None, {"input": x})[0])
+
+
+def in_few_bits(saved: Any, format: str) -> Any:
+    chosen = choose(saved.model, format, least=0)
+    quantize(saved.model, chosen.formats, input_scales=dict.fromkeys(chosen.formats, 0.05))
+    return saved.made_into(saved.model.eval().requires_grad_(False), model={"formats": chosen.formats})

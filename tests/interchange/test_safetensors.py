@@ -65,6 +65,7 @@ def about(start: object = 0, stop: object = 4, dtype: object = "F32", shape: obj
     ({}, "bytes that no tensor has"), ({"a": about(dtype="F8_E4M3", shape=(4,))}, 'has the dtype "F8_E4M3"'),
     ({"a": about(dtype=[])}, "has the dtype"), ({"a": about(shape=(-1,))}, "has the shape"),
     ({"a": about(shape=(2,))}, "takes 8 bytes"),
+    ({"a": about(0, 0, shape=(0, 1 << 62, 1 << 62)), "b": about()}, "which no array has"),
     ({"a": about(shape=(1 << 32, 1 << 32))}, "takes more than 2^63 bytes"), ({"a": about(shape=[1] * 33)}, "has the shape"),
     ({"__metadata__": {"a": 1}, "a": about()}, "table of strings"), ({"a\n\x1b": 3}, r'"a\n\x1b" needs'),
     (b'{"\\ud800":1}', "no JSON")])
@@ -86,7 +87,8 @@ def test_a_length_that_begins_like_another_format_is_a_length(tmp_path: Path, le
     ("x.pt", b"junk" * 9, ".pt: the archive is damaged"), ("x.PTH", b"junk" * 9, ".pt: the archive is damaged"),
     ("x.pt", b"\x80\x02}.", ".pt: it is a bare pickle"), ("x.safetensors", b"\x80\x02}." * 9, "safetensors: the header has"),
     ("x.safetensors", b"PK\x03\x04" * 9, "safetensors: the header has"), ("x.bin", b"PK\x03\x04" * 9, ".pt: the archive is"),
-    ("x.onnx", b"junk" * 9, "begins as neither format does; its name says no format, either: .safetensors, .pt, .pth are read")])
+    ("x.onnx", b"junk" * 9, "ONNX: it is damaged"), ("x.bin", b"\x08\x08:" * 9, "ONNX: it is damaged"),
+    ("x.gguf", b"junk" * 9, "begins as no format does; its name says none, either: .safetensors, .pt, .pth, .onnx are read")])
 def test_the_ending_says_the_format_and_then_the_first_bytes(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError) as caught:

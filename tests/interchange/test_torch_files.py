@@ -95,6 +95,7 @@ def tensor(shape: bytes, strides: bytes, offset: bytes = b"K\0", size: bytes = b
     (tensor(b"J\xff\xff\xff\xff\x85", b"K\x01\x85"), "beyond its storage"),
     (tensor(b"J\xff\xff\xff\x7f\x85", b"K\0\x85"), "beyond"),
     (tensor(b"K\x02\x85", b"J\xff\xff\xff\xff\x85"), "beyond its storage"), (tensor(b"K\x02\x85", b")"), "calls torch._utils"),
+    (tensor(b"K\0\x8a\x08" + bytes(7) + b"\x20\x86", b"K\x01K\x01\x86", size=b"K\x04"), "beyond its storage of 4"),
     (tensor(b"K\x04\x85", b"K\x01\x85", size=b"K\x09"), "lies in storage"),
     (tensor(b"(" + b"K\x01" * 70 + b"t", b"(" + b"K\0" * 70 + b"t"), "beyond")])
 def test_a_hostile_pickle_is_refused_in_a_line_and_runs_nothing(tmp_path: Path, content: bytes, said: str,
@@ -120,6 +121,7 @@ def test_archives_that_torch_does_not_write_are_refused(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=said):
             torch_files.read(tmp_path / "x.pt")
     for value, said in (([torch.ones(1)], "found a list"), ({"a": 1}, "no table of tensors"),
+                        ({"a": torch.ones(2, dtype=torch.complex64).conj().imag}, "kept as the negative"),
                         ({"model": {"a": torch.ones(1), "b": 3}}, '"b"')):
         with pytest.raises(DataError, match=said):
             torch_files.read(saved(tmp_path, value))

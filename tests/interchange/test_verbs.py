@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 from launch import mpirun
+from saved_models import fresh
 
+import mpitrain
 from mpitrain.cli import main
 from mpitrain.errors import ConfigError, DataError, MissingError, OtherModelError, OutputError, UsageError
 from mpitrain.interchange import safetensors
+from mpitrain.interchange.exporting import Wanted, export
 from mpitrain.train.build.saved import load
 
 KEYS = ("train.steps=4", "data.transform=standardise", "run.out=run")
@@ -20,13 +24,23 @@ KEYS = ("train.steps=4", "data.transform=standardise", "run.out=run")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """run/, run.safetensors, and back/, imported from it."""
+    """run/, run.safetensors, and back/, imported from it; and run.onnx and graph/, where there is onnx."""
     folder = tmp_path_factory.mktemp("interchange")
     done = mpirun(2, "-m", "mpitrain", "train", *KEYS, cwd=folder)
     assert done.rc == 0, done.err
     assert main(["export", str(folder / "run"), str(folder / "run.safetensors")]) == 0
     assert main(["import", str(folder / "run.safetensors"), "--out", str(folder / "back")]) == 0
+    if find_spec("onnx"):
+        assert main(["export", str(folder / "run"), str(folder / "run.onnx")]) == 0
+        assert main(["import", str(folder / "run.onnx"), "--out", str(folder / "graph")]) == 0
     return folder
+
+
+@pytest.mark.skipif(find_spec("onnx") is None, reason="needs onnx (pip install mpitrain[onnx])")
+def test_a_run_that_comes_back_from_a_graph_predicts_the_same_of_rows_as_they_are(folder: Path) -> None:
+    rows = np.random.default_rng(0).integers(0, 17, (3, 1, 8, 8), np.uint8)
+    run, back = (mpitrain.load(folder / name) for name in ("run", "graph"))
+    assert np.array_equal(run.predict(rows), back.predict(rows)) and back.hashes() == run.hashes()
 
 
 def test_a_run_comes_back_with_its_hashes_its_transforms_and_its_metrics(folder: Path) -> None:
@@ -69,6 +83,23 @@ def test_a_gpt_with_a_head_of_its_own_is_cut_over_ranks(tmp_path: Path) -> None:
     for other in found[1:]:
         for name, value in found[0].items():
             assert np.allclose(value, other[name], rtol=0, atol=1e-4), name
+
+
+@pytest.mark.slow
+def test_each_rank_has_the_memory_of_its_part_of_an_imported_model(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("to be, or not to be: that is the question. " * 40)
+    done = mpirun(1, "-m", "mpitrain", "data", "import", "text", "text", "--out", "corpus", cwd=tmp_path)
+    assert done.rc == 0, done.err
+    export(fresh("gpt", layers=8, heads=8, width=640, block=16, vocabulary=128), Wanted(tmp_path / "m.safetensors"))
+    words = ["import", str(tmp_path / "m.safetensors"), "--out", str(tmp_path / "run"), "data.validation=tail:0.2",
+             f"data.path={tmp_path / 'corpus'}"]
+    assert main(words) == 0
+    whole, peaks = (tmp_path / "m.safetensors").stat().st_size / 1024, {}
+    for mesh in ((), ("mesh.pp=2",), ("mesh.tp=2",)):
+        done = mpirun(1 + len(mesh), str(Path(__file__).with_name("memory_program.py")), "evaluate", "run", *mesh, cwd=tmp_path)
+        assert done.rc == 0, done.err
+        peaks[mesh] = max(int(line.split()[1]) for line in done.err.splitlines() if line.startswith("peak "))
+    assert all(peaks[()] - peaks[mesh] > 0.35 * whole for mesh in peaks if mesh), peaks
 
 
 def test_mistakes_are_refused_in_a_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,17 +42,25 @@ class Attention(nn.Module):
         return self.c_proj(y.transpose(1, 2).reshape(b, length, width))
 
 
+class MLP(nn.Module):
+    def __init__(self, width: int, linear: Any, approximate: str):
+        super().__init__()
+        self.c_fc, self.c_proj, self.approximate = linear(width, 4 * width), linear(4 * width, width), approximate
+
+    def forward(self, x: Any) -> Any:
+        return self.c_proj(F.gelu(self.c_fc(x), approximate=self.approximate))
+
+
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, linear: Any, bias: bool, approximate: str):
         super().__init__()
         self.ln_1, self.attn = nn.LayerNorm(width, bias=bias), Attention(width, heads, linear)
         self.ln_2 = nn.LayerNorm(width, bias=bias)
-        self.mlp = nn.ModuleDict({"c_fc": linear(width, 4 * width), "c_proj": linear(4 * width, width)})
-        self.approximate = approximate
+        self.mlp = MLP(width, linear, approximate)
 
     def forward(self, x: Any) -> Any:
         x = x + self.attn(self.ln_1(x))
-        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x)), approximate=self.approximate))
+        return x + self.mlp(self.ln_2(x))
 
 
 def parts(layers: int, heads: int, width: int, block: int, vocabulary: int, linear: Any, bias: bool,
@@ -108,16 +116,33 @@ class Basic(nn.Module):
         return F.relu(y + (x if self.downsample is None else self.downsample(x)))
 
 
+class Three(nn.Module):
+    """torchvision's Bottleneck."""
+
+    def __init__(self, inputs: int, width: int, stride: int):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(inputs, width, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = nn.Conv2d(width, width, 3, stride, 1, bias=False), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = nn.Conv2d(width, 4 * width, 1, bias=False), nn.BatchNorm2d(4 * width)
+        self.downsample = None
+        if stride > 1 or inputs != 4 * width:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, 4 * width, 1, stride, bias=False), nn.BatchNorm2d(4 * width))
+
+    def forward(self, x: Any) -> Any:
+        y = self.bn3(self.conv3(F.relu(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))))
+        return F.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
 class ResNet(nn.Module):
-    def __init__(self, blocks: list[int], classes: int):
+    def __init__(self, blocks: list[int], classes: int, block: Any = Basic, times: int = 1):
         super().__init__()
         self.conv1, self.bn1 = nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64)
         inputs = 64
         for i, (count, width) in enumerate(zip(blocks, (64, 128, 256, 512))):
-            setattr(self, f"layer{i + 1}", nn.Sequential(*(Basic(inputs if not b else width, width, 2 if i and not b else 1)
-                                                           for b in range(count))))
-            inputs = width
-        self.fc = nn.Linear(512, classes)
+            setattr(self, f"layer{i + 1}", nn.Sequential(*(block(inputs if not b else times * width, width,
+                                                                 2 if i and not b else 1) for b in range(count))))
+            inputs = times * width
+        self.fc = nn.Linear(inputs, classes)
 
     def forward(self, x: Any) -> Any:
         x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 3, 2, 1)
