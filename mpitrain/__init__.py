@@ -20,6 +20,7 @@ _WHERE = {
     "Tensor": "autograd", "no_grad": "autograd", "enable_grad": "autograd", "recompute": "autograd", "gradcheck": "autograd",
     "Function": "autograd", "Mesh": "comm.mesh", "start": "comm.job.start",
     "load_config": "config", "MpitrainError": "errors", "Process": "comm.job.guard", "Run": "run",
+    "SavedRun": "run.saved_run",
     "load": "infer.model",
 }
 _PACKAGES = ("autograd", "backend", "checkpoint", "comm", "data", "models", "nn", "ops", "optim", "parallel", "placement",

@@ -29,6 +29,7 @@ EPILOG = """examples:
   python -m mpitrain cut runs/resnet --work 0.5 --out runs/resnet-half
   python -m mpitrain quantize runs/gpt --format int8 --out runs/gpt-int8
   python -m mpitrain export runs/gpt model.safetensors --names gpt2
+  python -m mpitrain export runs/gpt-int8 model.onnx --cache
   python -m mpitrain import model.safetensors --names gpt2 --out runs/gpt2 model.heads=12
   python -m mpitrain factor runs/gpt --layers "block*.wide" --energy 0.95 --out runs/gpt-factored
   python -m mpitrain adapter runs/gpt-lora --out gpt-adapter

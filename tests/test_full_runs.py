@@ -11,15 +11,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import accuracy  # noqa: E402
+from real_data import real  # noqa: E402
 
 pytestmark = pytest.mark.slow
-
-
-def real(name: str) -> Path:
-    path = ROOT.parent / "shared/data" / name
-    if not path.exists():
-        pytest.skip(f"the real input {path} is not there")
-    return path
 
 
 def test_digits_are_learned_with_most_seeds(tmp_path):

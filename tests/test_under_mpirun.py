@@ -24,6 +24,12 @@ def test_make_runs_the_same_files() -> None:
     assert sorted(path for pattern in named for path in ROOT.glob(pattern)) == FILES
 
 
+def test_no_other_file_marks_tests_that_nothing_would_run() -> None:
+    """mpi4py's plugin skips what is marked so without --with-mpi, which is given to these files alone."""
+    mark = re.compile(r"^@pytest\.mark\.mpi\b", re.M)
+    assert [path.name for path in (ROOT / "tests").rglob("test_*.py") if mark.search(path.read_text())] == []
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("n", [*(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 4)), 3])
 def test_the_collective_tests_pass_on_ranks(n: int, tmp_path: Path) -> None:

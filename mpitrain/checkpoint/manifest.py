@@ -127,16 +127,27 @@ class Checkpoint:
                                f"{_about(shape, np.dtype(dtype))} in the model")
         found = [f"{len(which)} {word} ({', '.join(which[:3])}{', ...' if len(which) > 3 else ''})"
                  for word, which in (("missing", missing), ("unexpected", unexpected), ("reshaped", changed)) if which]
+        made = found_made if isinstance(found_made := self.meta.get("made"), dict) else {}
+        if made and missing and prefix == "optimizer/" and not stored:
+            raise CheckpointError(f"the checkpoint was made by mpitrain {made.get('by', '')} and has no state of an optimizer to "
+                                  "go on with; begin a run from its weights: leave out --resume, set model.init_from to this "
+                                  "run's folder and run.out to another", file=self.folder)
         if few := [name for name in missing if f"buffers/{name.removeprefix('parameters/')}" in self.arrays]:
-            made = self.meta.get("made")
-            of = f", {made['of']}" if isinstance(made, dict) and isinstance(made.get("of"), str) else ""
+            of = f", {made['of']}" if isinstance(made.get("of"), str) else ""
             raise OtherModelError(f"the checkpoint is of a quantized run: {len(few)} weights are in few bits "
                                   f"({', '.join(few[:3])}"
                                   f"{', ...' if len(few) > 3 else ''}), and the model has them in floats; take the run of floats "
                                   f"that it was made of{of}, or the config it was saved with", file=self.folder)
         if found:
-            raise OtherModelError(f"the checkpoint is of another model: {'; '.join(found)}; use the config it was saved with",
-                                  file=self.folder)
+            how = ", or what mpitrain merge makes of its run, which has adapters" if self._adapted() else ""
+            raise OtherModelError(f"the checkpoint is of another model: {'; '.join(found)}; use the config it was saved "
+                                  f"with{how}", file=self.folder)
+
+    def _adapted(self) -> bool:
+        """Whether it is of a run with adapters."""
+        record = self.meta.get("experiment")
+        keys = record.get("keys") if isinstance(record, dict) else None
+        return bool(keys.get("lora.rank")) if isinstance(keys, dict) else False
 
 
 def _inside(start: Sequence[int], shape: Sequence[int], whole: Sequence[int]) -> bool:

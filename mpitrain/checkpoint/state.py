@@ -34,6 +34,8 @@ from mpitrain.parallel.policies.policy import Policy
 from mpitrain.schedules.grid import COPIES
 
 Shapes = Mapping[str, tuple[int, ...]]                        # the whole model's arrays, by their names in a checkpoint
+LAST_STANDS = ("no checkpoint was written and the last one stands; resume from it with a smaller optimizer.lr, or "
+               "optimizer.clip_norm")
 Expected = dict[str, tuple[tuple[int, ...], Any]]             # name in a checkpoint -> (shape, dtype)
 
 
@@ -188,12 +190,11 @@ class State:
         """The shape of each array of a complete checkpoint."""
         return {name: tuple(shape) for kind in self.kept for name, (shape, _) in kind.expected(self._shapes).items()}
 
-    def refuse_nonfinite(self, step: int) -> None:
-        """Raises NumericsError where a parameter is NaN or Inf: a run cannot go on from such a checkpoint."""
+    def refuse_nonfinite(self, step: int, so: str = LAST_STANDS) -> None:
+        """Raises NumericsError where a parameter is NaN or Inf. `so` says what follows from that, and what to change."""
         for one in self.parameters.placed():
             if not is_finite(one.array):
-                raise NumericsError(f'the parameter "{one.leaf.name}" is not finite, so no checkpoint was written and the last '
-                                    "one stands; resume from it with a smaller optimizer.lr, or optimizer.clip_norm", step=step)
+                raise NumericsError(f'the parameter "{one.leaf.name}" is not finite, so {so}', step=step)
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Copies a checkpoint's values in. Raises CheckpointError, before anything is touched, where names or shapes differ."""

@@ -6,11 +6,13 @@ import json
 import os
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
+from mpitrain.comm.job.start import launched_rank
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config
 from mpitrain.errors import AccessError, DataError, MissingError, OutputError, UsageError
@@ -35,13 +37,15 @@ def answer(options: Namespace, config: Config, process: Process) -> int:
         prompts = [options.prompt] if options.prompts is None else read_prompts(options.prompts)
         if options.out is not None:
             refuse_output(options.out, options.prompts, options.overwrite)
-        requests = [Request(number, encoding.encode(text), options.tokens, sampling) for number, text in enumerate(prompts)]
-        for request in requests:
-            refuse_prompt(request.prompt, None if options.slide else block, "the prompt" if options.prompts is None
-                          else f"prompt {request.number + 1} of {options.prompts}")
-    with process.guarding(), Engine(config, options.folder, options.step, min(options.slots, len(prompts)),
+        requests = []
+        for number, text in enumerate(prompts):
+            what = "the prompt" if options.prompts is None else f"prompt {number + 1} of {options.prompts}"
+            requests.append(Request(number, encoding.encode(text, what), options.tokens, sampling))
+            refuse_prompt(requests[-1].prompt, None if options.slide else block, what)
+    guarding = process.guarding() if launched_rank()[1] > 1 else nullcontext()
+    with guarding, Engine(config, options.folder, options.step, min(options.slots, len(prompts)), encoding.count,
                                     cached=not options.no_cache) as engine:
-        writer = Writer(engine, encoding.count, end=getattr(encoding, "end", None), slide=options.slide)
+        writer = Writer(engine, end=getattr(encoding, "end", None), slide=options.slide)
         if options.prompts is None:
             _print_answer(engine, writer, requests[0], encoding)
         else:
@@ -84,7 +88,7 @@ def refuse_output(out: Path, source: Path, overwrite: bool) -> None:
     """OutputError where answers would replace a file that is there, or the prompts themselves."""
     if out.exists() and source.exists() and out.samefile(source):
         raise OutputError("the answers would replace their own prompts; name another --out", file=out)
-    if out.is_dir() or not out.absolute().parent.is_dir():
+    if out.exists() and not out.is_file() or not out.absolute().parent.is_dir():
         raise OutputError("--out names a file in a folder that is there", file=out)
     if out.exists() and not overwrite:
         raise OutputError("this file is there already; name another --out, or add --overwrite", file=out)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.errors import AccessError, DataError, MissingError, UsageError
+from mpitrain.infer.utf8 import utf8
 
 END = "<|endoftext|>"
 ENDINGS = ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d")        # pieces of their own
@@ -38,9 +39,11 @@ class BytePairs:
         bytes_of = {character: byte for byte, character in characters().items()}
         words = sorted(vocabulary, key=lambda word: vocabulary[word])
         self._spelled = [bytes(bytes_of[character] for character in word) for word in words]
+        self.longest = max(map(len, self._spelled))
         self._known: dict[str, list[int]] = {}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, what: str = "the prompt") -> list[int]:
+        utf8(text, what)
         found: list[int] = []
         for number, part in enumerate(text.split(END) if self.end is not None else [text]):
             if number and self.end is not None:

@@ -13,7 +13,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.cached_attention import cached_attention, scale_of
 from mpitrain.kernels.flash_attention import flash_attention
-from mpitrain.nn import MixtureOfExperts, Module, MultiHeadAttention
+from mpitrain.nn import Module, MultiHeadAttention
 from mpitrain.nn.across import Across
 
 
@@ -30,11 +30,8 @@ class Cache:
         self.starts: list[int] = []
         self.layers: list[CachedAttention] = []
         for path, module in model.named_modules():
-            if isinstance(module, MixtureOfExperts):
-                raise ConfigError(f'"{path}" is a mixture of experts, whose experts take as many rows as a batch has room '
-                                  "for: a text would depend on its company; generate with a model without model.experts")
             if isinstance(module, MultiHeadAttention):
-                if not (module.plain and module.causal) or module.rope is not None:
+                if not (module.plain and module.causal):
                     raise ConfigError(f'"{path}" is no plain causal attention, and its keys cannot be kept; generate with '
                                       "--no-cache")
                 self.layers.append(CachedAttention(self, module, dtype))
@@ -51,11 +48,12 @@ class Cache:
 
 
 class CachedAttention(Across):
-    """Stands in for `ops.self_attention` of one layer."""
+    """Stands in for `ops.self_attention` of one layer, for the heads that are here."""
 
     def __init__(self, cache: Cache, module: MultiHeadAttention, dtype: Any):
         self.cache = cache
-        shape = (cache.slots, module.heads, cache.capacity, module.head_width)
+        heads = module.qkv.weight.shape[0] // (3 * module.head_width)      # those that are here
+        shape = (cache.slots, heads, cache.capacity, module.head_width)
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
         self.scale = scale_of(module.head_width)
 

@@ -1,103 +1,165 @@
-"""A language model at work: token numbers in, logits of the next ones out, on any mesh, with a cache of what was seen.
+"""A language model at work: token numbers in, those of the next ones out, on any mesh, with a cache of what was seen.
 
 What comes out has the same bits however texts are batched, cut into steps, or shared by ranks: products are made row by row
-(`autograd.row_by_row`), and attention adds key after key. Letters: `B` texts, `V` vocabulary.
+(`autograd.row_by_row`), and attention adds key after key. On a pipeline a rank runs its stage for one group of texts after the
+other, and waits for a group's tokens only when it is that group's turn again:
+
+    stage 0   A1 B1 A2 B2 A3 ...          A1: the first step of group A; the last stage sends its tokens to all others
+    stage 1      A1 B1 A2 B2 ...
+
+Letters: `B` texts, `V` vocabulary.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 
 from mpitrain import nn
 from mpitrain.autograd import Tensor, no_grad, row_by_row
 from mpitrain.backend import keep_freed_memory
+from mpitrain.backend.memory import available
 from mpitrain.backend.namespace import Array
-from mpitrain.checkpoint import choosing, store
+from mpitrain.checkpoint import store
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import start
+from mpitrain.comm.messages.link import Link, Message
 from mpitrain.config import Config, changed
 from mpitrain.errors import ConfigError
 from mpitrain.infer.blocks import MOST_ROWS, Step, joined
 from mpitrain.infer.cache import Cache
+from mpitrain.infer.sample import Sampling, likeliest
+from mpitrain.infer.together import cut_by_outputs, keep_own_heads, take_all_rows
 from mpitrain.nn.module import declared
-from mpitrain.run.evaluating import InUse, put_to_use
+from mpitrain.parallel.pipeline.inference import AHEAD
+from mpitrain.run.evaluating import InUse, use
 from mpitrain.run.session import Session
 from mpitrain.train.build.model import make_model
 
+ROOM = 0.5                # the part of the available memory that packed weights may take
 PURPOSE = store.Purpose("generating from", "there is no checkpoint to generate from; train the run until it has saved one")
+FEW = 8                                           # ranks along tp show each other pairs where one's logits are so many times more
+
+
+class Choice(NamedTuple):
+    """How the next token of a text is chosen; `request` and `position` are what its random number is for."""
+
+    sampling: Sampling
+    request: int
+    position: int
+
+
+@dataclass
+class Coming:
+    """The next tokens of some texts: known, or on their way from the last stage."""
+
+    known: list[int] | None
+    message: Message | None = None
+
+    def wait(self) -> list[int]:
+        if self.known is None:
+            assert self.message is not None
+            self.message.wait()
+            self.known = [int(token) for token in self.message.array]
+        return self.known
 
 
 class Engine:
-    """The model of a run's checkpoint; all ranks make one, call `logits` and `share` and close it alike, in one order.
+    """The model of a run's checkpoint; all ranks make one, call `next_tokens` and close it alike, in one order.
 
-    Ranks along tp and pp have the model together, and all call alike; those along dp have texts of their own. `capacity` is the
-    length of the longest text, `slots` how many are kept at once.
+    Ranks along tp, ep and pp have the model together, and all call alike; those along dp have texts of their own. `capacity` is
+    the length of the longest text, `slots` how many are kept at once, in `groups` that take turns on a pipeline. `known` is how
+    many tokens have a text; the model may have more.
     """
 
-    def __init__(self, config: Config, folder: Path, step: int | str | None, slots: int, *, cached: bool = True):
+    def __init__(self, config: Config, folder: Path, step: int | str | None, slots: int, known: int, *, cached: bool = True):
         self.config = config = for_text(config)
         keep_freed_memory()                       # this may ask the compiler: nothing forks once MPI has started
         self.session = Session(config, start().comm)
         self.session.open(config, None)
-        found = choosing.chosen(folder / "checkpoints", step, self.session.control, PURPOSE)
         with guard.symmetric():
             model = make_model(config)
             self.capacity = block_of(config)
             if self.session.mesh.size("tp") > 1:
-                config = cut_by_outputs(config, model)
-            self.used: InUse = put_to_use(config, self.session, found, model, data=False)
+                config = changed(config, mesh={"plan": cut_by_outputs(model, config.mesh.plan or model.plan)})
+        self.used: InUse = use(config, self.session, folder, step, model, purpose=PURPOSE, data=False)
+        with guard.symmetric():
             stage = self.used.context.stage
             stage.model.eval()
             self.cache = Cache(stage.model, slots, self.capacity, self.used.policy.layout.dtype) if cached else None
+            keep_own_heads(stage.model)
+            take_all_rows(stage.model)
             self._final = _final_blocks(stage.whole)
+            self._pack = self._has_room(stage.model)
+        n = stage.n_stages
+        self._link: Link | None = self.session.mesh.link("pp", "tokens") if n > 1 else None
+        self.groups = [list(range(first, slots, n)) for first in range(min(n, slots))]
         self._joined: dict[int, list[Step]] = {}
-        self.slots, self.step, self._forwards = slots, found.step, 0
+        self.slots, self.step, self.known, self._forwards = slots, self.used.found.step, known, 0
 
     @property
     def place(self) -> tuple[int, int]:
         """The number of this rank's copy of the model, and how many there are."""
-        return self.session.mesh.place, self.session.mesh.n_places
+        return self.session.mesh.coordinate("dp"), self.session.mesh.size("dp")
 
     @property
     def is_first(self) -> bool:
         """Whether this is the first rank of its copy of the model."""
         mesh = self.session.mesh
-        return mesh.coordinate("pp") == mesh.coordinate("tp") == 0
+        return not any(mesh.coordinate(axis) for axis in ("pp", "ep", "tp"))
 
-    def logits(self, tokens: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> Array | None:
-        """Logits (B, V) of what follows each of B texts, on ranks of the last stage; None on others.
+    def next_tokens(self, tokens: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int],
+                    choices: Sequence[Choice]) -> Coming:
+        """What follows each of B texts, as it is chosen.
 
         `tokens` are as many new ones of each, from place `starts` of the text on, which is kept in its one of `slots`.
         """
+        logits, link = self.logits(tokens, slots, starts), self._link
+        if logits is not None:
+            chosen = [choice.sampling.choose(*found, choice.request, choice.position)
+                      for choice, found in zip(choices, self._likeliest(logits, [choice.sampling.wanted for choice in choices]))]
+            for stage in range(link.rank if link is not None else 0):
+                assert link is not None
+                link.send(np.array(chosen, np.int64), stage, 0, "the next tokens")
+            return Coming(chosen)
+        assert link is not None
+        return Coming(None, link.receive((len(tokens),), np.int64, link.size - 1, 0, "the next tokens"))
+
+    def logits(self, tokens: Sequence[Sequence[int]], slots: Sequence[int], starts: Sequence[int]) -> Array | None:
+        """Logits (B, those of this rank) of what follows each text, on ranks of the last stage; None on others."""
         if self.cache is not None:
             self.cache.use(list(slots), list(starts))
         given = np.array(tokens, np.int64)
         with no_grad(), row_by_row(), np.errstate(all="ignore"):
             x = self._through_stages(given)
         self._forwards += 1
-        if x is None:
-            return None
-        return self._whole(x.array.reshape(len(given), -1))
+        return None if x is None else x.array.reshape(len(given), -1)
 
-    def share(self, values: list[int], known: bool) -> list[int]:
-        """Whole numbers that ranks of the last stage have, on all ranks of this copy of the model."""
-        context = self.used.context
-        if context.stage.n_stages == 1:
-            return values
-        table = np.zeros(len(values))
-        if known and self.session.mesh.coordinate("tp") == 0:
-            table[:] = values
-        assert context.parts is not None
-        context.parts.allreduce(table, name="tokens")
-        return [int(value) for value in table]
-
-    @property
-    def is_last(self) -> bool:
-        return self.used.context.stage.is_last
+    def _likeliest(self, logits: Array, wanted: Sequence[int]) -> list[tuple[Array, Array]]:
+        """The largest logits of each row, as many as `wanted`, over the ranks along tp, which have some columns each."""
+        head, group = self.used.placement.head, self.used.context.group
+        if head is None or group is None:
+            return [likeliest(row[:self.known], count) for row, count in zip(logits, wanted)]
+        most = max(wanted) if min(wanted) else head.outputs
+        if most * FEW > head.outputs // group.size:
+            whole = np.zeros((len(logits), head.outputs), logits.dtype)
+            whole[:, head.first:head.first + logits.shape[1]] = logits
+            return [likeliest(row[:self.known], count) for row, count in zip(group.sum(whole, "logits"), wanted)]
+        pairs = np.full((len(logits), 2, most), -np.inf)
+        for row, pair in zip(logits[:, :max(self.known - head.first, 0)], pairs):
+            if len(row):
+                values, places = likeliest(row, most)
+                pair[0, :len(values)], pair[1, :len(values)] = values, places + head.first
+        found = []
+        for (values, tokens), count in zip(group.gather(pairs, -1, "likeliest tokens"), wanted):
+            values, order = likeliest(values, count)
+            found.append((values, tokens[order]))
+        return found
 
     def _through_stages(self, given: Array) -> Tensor | None:
         context, x = self.used.context, None
@@ -115,16 +177,16 @@ class Engine:
             if virtual < stage.n_virtual - 1:
                 assert neighbours is not None
                 neighbours.send_forward(x, virtual, self._forwards, kind)
-                neighbours.link.finish()
+                neighbours.link.finish(AHEAD)
         return x if stage.is_last else None
 
     def _through(self, chunk: nn.Module, x: Tensor) -> Tensor:
         """The output of a chunk; what follows the last attention sees each text's last position alone."""
         if not self._final or not isinstance(chunk, nn.Sequential):
             made: Tensor = chunk(x)
-            return made if made.shape[1] == 1 else made[:, -1:]
+            return made[:, -1:] if self.used.context.stage.is_last and made.shape[1] > 1 else made
         if id(chunk) not in self._joined:
-            self._joined[id(chunk)] = joined(list(chunk.blocks.items()))
+            self._joined[id(chunk)] = joined(list(chunk.blocks.items()), self._pack)
         few, passed = x.shape[1] == 1 and len(x) <= MOST_ROWS, 0
         for name, block, together, count in self._joined[id(chunk)]:
             if passed:
@@ -138,14 +200,11 @@ class Engine:
                 x = block(x)
         return x
 
-    def _whole(self, own: Array) -> Array:
-        """Logits (B, V) of which ranks along tp have some columns each."""
-        head, group = self.used.placement.head, self.used.context.group
-        if head is None or group is None:
-            return own
-        table = np.zeros((len(own), head.outputs), own.dtype)
-        table[:, head.first:head.first + own.shape[1]] = own
-        return group.sum(table, "logits")
+    def _has_room(self, model: nn.Module) -> bool:
+        """Whether all ranks of this host may keep their weights packed, too."""
+        host = self.session.places[self.session.control.rank].host
+        ranks = sum(place.host == host for place in self.session.places)
+        return bool(ranks * sum(parameter.array.nbytes for parameter in model.parameters()) <= ROOM * available())
 
     def close(self) -> None:
         """It communicates."""
@@ -160,11 +219,13 @@ class Engine:
 
 
 def for_text(config: Config) -> Config:
-    """A run's configuration for generating: each rank has whole parameters of its part, and rounds no operands."""
-    t = config.train
+    """A run's configuration for generating: each rank has whole parameters of its part, one chunk, and rounds no operands."""
+    t, m = config.train, config.mesh
     return changed(config, train={"precision": "float32" if t.precision == "bfloat16" else t.precision, "device": "cpu",
                                   "reproducible": "run"},
-                   mesh={"dp": 0, "cp": 1, "ep": 1, "sequence": False}, comm={"sharding": "none", "node_shared": False})
+                   mesh={"dp": 0, "cp": 1, "sequence": False, "schedule": "1f1b", "chunks": 1,
+                         "stages": m.stages if m.chunks == 1 else "blocks"},
+                   comm={"sharding": "none", "node_shared": False})
 
 
 def block_of(config: Config) -> int:
@@ -174,21 +235,6 @@ def block_of(config: Config) -> int:
         raise ConfigError(f'the run\'s model, "{config.model.name}", is no language model: its [model] has no "block" and '
                           '"vocabulary"; take a run of one, such as model.name = "gpt"')
     return block
-
-
-def cut_by_outputs(config: Config, model: nn.Module) -> Config:
-    """A plan for tp in which no sum is cut: layers have some of their outputs on each rank, which are put together at once.
-
-    Bits are then those of one rank. (A "row" adds up partial sums, one of each rank.) Changes the model: heads are not cut, so
-    outputs of attention's first layer are cut where it fits.
-    """
-    plan = dict(config.mesh.plan or model.plan)
-    for _, module in model.named_modules():
-        if isinstance(module, nn.Linear):
-            module.out_groups = module.out_unit = module.in_unit = 1
-    styles = {name: {"row": "gathered", "column": "gathered"}.get(style, style) for name, style in plan.items()
-              if style != "sequence"}
-    return changed(config, mesh={"plan": styles})
 
 
 def _final_blocks(model: nn.Module) -> frozenset[str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def as_npz(part: Path, start: int, shape: tuple[int, ...], dtype: Any) -> Path:
     """An uncompressed archive with one array, "predictions", the same bytes each time."""
     made = part.with_name(part.name + ".npz")
     entry = zipfile.ZipInfo("predictions.npy", (1980, 1, 1, 0, 0, 0))
-    with open(made, "wb") as file:
+    with _or_nothing(made), open(made, "wb") as file:
         with zipfile.ZipFile(file, "w") as archive, archive.open(entry, "w", force_zip64=True) as out:
             header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(out, header)
@@ -39,13 +40,23 @@ def as_npz(part: Path, start: int, shape: tuple[int, ...], dtype: Any) -> Path:
 def as_csv(part: Path, start: int, shape: tuple[int, ...], dtype: Any) -> Path:
     """A line for each row, below a header line that numbers the values; each reads back to the same bits."""
     made = part.with_name(part.name + ".csv")
-    with open(made, "w", encoding="ascii", newline="") as file:
+    with _or_nothing(made), open(made, "w", encoding="ascii", newline="") as file:
         file.write(",".join(_columns(shape[1:])) + "\r\n")
         for block in _blocks(part, start, shape, dtype):
             for row in block.reshape(len(block), -1):
                 file.write(",".join(map(str, row)) + "\r\n")
         _sync(file)
     return made
+
+
+@contextmanager
+def _or_nothing(made: Path) -> Iterator[None]:
+    """Half a file is removed: it would keep a disk full that was too small for it, and the part file has it all."""
+    try:
+        yield
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
 
 
 def _columns(shape: Sequence[int]) -> Iterator[str]:

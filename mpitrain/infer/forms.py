@@ -44,7 +44,11 @@ def form(name: str, loss: Any, undone: Transforms | None = None, said: Words = O
     if undone is not None:
         raise UsageError(f'{said.inverse} gives outputs in the units of the targets, and {said.keep} "{name}" asks for '
                          "others; leave out one")
-    made = KINDS.get((loss.kind, name))
+    given = getattr(loss, "outputs_are", "logits")
+    made = KINDS.get((loss.kind, given, name))
+    if made is None and (loss.kind, given, "classes") in KINDS:
+        raise UsageError(f'{said.keep} "{name}" takes logits or probabilities, and the outputs of a model trained with '
+                         f'"{type(loss).__name__}" are {given}; take "classes"')
     if made is None:
         raise UsageError(f'{said.keep} "{name}" is for models trained with a loss of classes, and this run\'s is '
                          f'"{type(loss).__name__}" (kind "{loss.kind}"); leave out {said.keep}')
@@ -68,9 +72,9 @@ def softmax(outputs: Array) -> Any:
         return asnumpy(ops.softmax(Tensor(outputs), -1).array)
 
 
-def positive(outputs: Array) -> Any:
-    """1 where a logit is above 0, that is a probability above a half."""
-    return asnumpy(outputs > 0).astype(np.int64)
+def above(limit: float) -> Callable[[Array], Any]:
+    """1 where an output is above: a logit above 0 and a probability above a half are alike."""
+    return lambda outputs: asnumpy(outputs > limit).astype(np.int64)
 
 
 def sigmoid(outputs: Array) -> Any:
@@ -78,5 +82,8 @@ def sigmoid(outputs: Array) -> Any:
         return asnumpy(ops.sigmoid(Tensor(outputs)).array)
 
 
-KINDS = {("classes", "classes"): largest, ("classes", "probabilities"): softmax,
-         ("binary", "classes"): positive, ("binary", "probabilities"): sigmoid}
+KINDS = {("classes", "logits", "classes"): largest, ("classes", "logits", "probabilities"): softmax,
+         ("classes", "probabilities", "classes"): largest, ("classes", "probabilities", "probabilities"): asnumpy,
+         ("classes", "scores", "classes"): largest,
+         ("binary", "logits", "classes"): above(0), ("binary", "logits", "probabilities"): sigmoid,
+         ("binary", "probabilities", "classes"): above(0.5), ("binary", "probabilities", "probabilities"): asnumpy}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from mpitrain.errors import UsageError
-from mpitrain.infer.engine import Engine
+from mpitrain.infer.engine import Choice, Coming, Engine
 from mpitrain.infer.sample import Sampling
 
 LENGTH, BLOCK, END = "length", "block", "stop"    # why a text ended: as many tokens as asked for, the model's block, its own end
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A prompt and how to go on; `number` is part of what its random numbers are for."""
 
@@ -42,64 +44,84 @@ def refuse_prompt(prompt: list[int], block: int | None, what: str) -> None:
 class Writer:
     """Continues requests on an engine's slots. `slide`: a text longer than the model's block goes on from its end.
 
-    `end` is the token that ends a text. `known` is how many tokens have a text; the model may have more.
+    `end` is the token that ends a text. All ranks of one copy of the model call it alike.
     """
 
-    def __init__(self, engine: Engine, known: int, *, end: int | None = None, slide: bool = False):
-        self.engine, self.known, self.end, self.slide = engine, known, end, slide
+    def __init__(self, engine: Engine, *, end: int | None = None, slide: bool = False):
+        self.engine, self.end, self.slide = engine, end, slide
+        self.waiting: deque[Request] = deque()
         self.live: dict[int, Request] = {}        # by slot
+        self._turns = 0
+        self._coming: list[list[tuple[dict[int, Request], Coming]]] = [[] for _ in engine.groups]
 
     def run(self, requests: Iterable[Request]) -> Iterator[Request]:
-        """The requests as they end, in no order of theirs. All ranks of one copy of the model call it alike."""
-        waiting = iter(requests)
-        more = True
-        while more or self.live:
-            while more and len(self.live) < self.engine.slots:
-                request = next(waiting, None)
-                if request is None:
-                    more = False
-                    break
-                yield from self.admit(request)
-            if self.live:
-                yield from self.step()
+        """The requests as they end, in no order of theirs."""
+        more = iter(requests)
+        while True:
+            self.waiting += islice(more, self.engine.slots - len(self.waiting))
+            if not (self.waiting or self.live):
+                return
+            yield from self.turn()
 
-    def admit(self, request: Request) -> Iterator[Request]:
-        """Takes a request into a free slot: its prompt is read, and the first token made."""
-        slot = next(place for place in range(self.engine.slots) if place not in self.live)
-        if request.tokens < 1:
+    def turn(self) -> Iterator[Request]:
+        """The next group's: its tokens, the requests that ended with them, new ones in their slots, and its next step begun."""
+        group = self._turns % len(self._coming)
+        self._turns += 1
+        coming, self._coming[group] = self._coming[group], []
+        for requests, tokens in coming:
+            yield from self._add(requests, tokens.wait())
+        for request in [request for request in self.waiting if request.tokens < 1]:
+            self.waiting.remove(request)
             request.ended = LENGTH
             yield request
-            return
-        self.live[slot] = request
-        yield from self._add({slot: request}, self._whole_text(slot, request))
+        new: dict[int, Request] = {}
+        for slot in self.engine.groups[group]:
+            if slot not in self.live and self.waiting and self._is_least(group):
+                new[slot] = self.live[slot] = self.waiting.popleft()
+        self._begin(group, new)
 
-    def step(self) -> Iterator[Request]:
-        """One more token of each live request; those that ended with it."""
-        block = self.engine.capacity
-        short = {slot: request for slot, request in self.live.items() if len(request.text) <= block}
-        long = {slot: request for slot, request in self.live.items() if slot not in short}
-        if short and self.engine.cache is not None:
+    def drop(self, request: Request) -> None:
+        """Forgets a request, wherever it is."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        self.live = {slot: other for slot, other in self.live.items() if other is not request}
+
+    def settle(self) -> None:
+        """Waits for tokens of dropped requests that are on their way still: nothing may be, where a mesh is closed."""
+        for coming in self._coming:
+            for _, tokens in coming:
+                tokens.wait()
+            coming.clear()
+
+    def _is_least(self, group: int) -> bool:
+        """Whether no other group has fewer live requests."""
+        counts = [sum(slot in self.live for slot in slots) for slots in self.engine.groups]
+        return counts[group] == min(counts)
+
+    def _begin(self, group: int, new: Mapping[int, Request]) -> None:
+        """One more token for each live request of the group. A new one is read whole, and so is one beyond the model's block."""
+        capacity, short = self.engine.capacity, dict[int, Request]()
+        for slot in self.engine.groups[group]:
+            request = self.live.get(slot)
+            if request is None:
+                continue
+            text = request.text
+            if slot in new or self.engine.cache is None or len(text) > capacity:
+                self._ask(group, {slot: request}, [text[-capacity:]], [0])
+            else:
+                short[slot] = request
+        if short:
             texts = [request.text for request in short.values()]
-            yield from self._add(short, self._chosen(list(short.values()), self.engine.logits(
-                [text[-1:] for text in texts], list(short), [len(text) - 1 for text in texts])))
-        else:
-            long = dict(self.live)
-        for slot, request in long.items():
-            yield from self._add({slot: request}, self._whole_text(slot, request))
+            self._ask(group, short, [text[-1:] for text in texts], [len(text) - 1 for text in texts])
 
-    def _whole_text(self, slot: int, request: Request) -> list[int]:
-        """The next token, from all that the model takes of the text."""
-        return self._chosen([request], self.engine.logits([request.text[-self.engine.capacity:]], [slot], [0]))
-
-    def _chosen(self, requests: list[Request], logits: object) -> list[int]:
-        chosen = [0] * len(requests)
-        if logits is not None:
-            chosen = [request.sampling.choose(row[:self.known], request.number, len(request.text))
-                      for request, row in zip(requests, logits)]      # type: ignore[call-overload]
-        return self.engine.share(chosen, logits is not None)
+    def _ask(self, group: int, requests: dict[int, Request], tokens: list[list[int]], starts: list[int]) -> None:
+        choices = [Choice(request.sampling, request.number, len(request.text)) for request in requests.values()]
+        self._coming[group].append((requests, self.engine.next_tokens(tokens, list(requests), starts, choices)))
 
     def _add(self, requests: dict[int, Request], tokens: list[int]) -> Iterator[Request]:
         for (slot, request), token in zip(requests.items(), tokens):
+            if self.live.get(slot) is not request:
+                continue                          # it was dropped meanwhile
             if token == self.end:
                 request.ended = END
             else:

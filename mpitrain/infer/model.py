@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import CPU
+from mpitrain.backend import CPU, float_dtype
+from mpitrain.data.checks import refuse_inexact
 from mpitrain.errors import ShapeError, print_warning
 from mpitrain.infer.forms import ARGUMENTS, OUTPUTS, Form, form, undone
 from mpitrain.infer.recorded import Recorded
 from mpitrain.infer.rows import TrainingRow, chunk_rows, refuse_rows, trained_on
-from mpitrain.kernels.product import one_thread
+from mpitrain.kernels.product import one_thread_inside
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.train.build import saved
 from mpitrain.train.build.from_config import make_loss
-from mpitrain.train.machine.threads import one_thread_inside
+from mpitrain.train.build.model import leaves_out_zeros
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,14 @@ class TrainedModel(saved.SavedModel):
     @cached_property
     def forward(self) -> Recorded:
         """The model as a function of a batch, as fast as it is here."""
+        if leaves_out_zeros(self.config):
+            from mpitrain.shrink.sparse import sparsify  # most runs are not pruned
+            sparsify(self.model)
         return Recorded(self.model)
 
     @cached_property
     def _feed(self) -> Feed:
-        return Feed(CPU, self.config.train.precision, tokens=self.tokens)
+        return Feed(CPU, float_dtype(self.config.train.precision), tokens=self.tokens)
 
     @cached_property
     def _form(self) -> Callable[[str, bool], Form]:
@@ -60,12 +63,20 @@ class TrainedModel(saved.SavedModel):
         """Whether rows are tokens of a language model."""
         return "block" in self.config.model.arguments
 
+    def _inputs(self, rows: Any, first: int) -> Any:
+        """Rows as the model sees them; `first` is the number of the first one."""
+        given = self.transforms(rows)
+        if not self.tokens:
+            refuse_inexact(given, self._feed.dtype, lambda row: {"row": first + row})
+        return self._feed.inputs(given)
+
     def predict(self, rows: Any, keep: str = OUTPUTS, *, inverse: bool = False) -> Any:
         """The model's outputs for rows (rows, ...) as the data files have them, before their transforms; an array.
 
         `keep` is "outputs", or "classes" or "probabilities" where the run's loss is one of classes; `inverse` gives outputs in
         the units that targets had before data.target_transform. The bits are those of the verb, which computes in the same
-        chunks. ShapeError where the model cannot take the rows, UsageError for another `keep`.
+        chunks. ShapeError where the model cannot take the rows, DataError for whole numbers that its dtype lacks, UsageError for
+        another `keep`.
         """
         x = np.asarray(rows)
         if x.ndim == 0 or 0 in x.shape:
@@ -75,8 +86,8 @@ class TrainedModel(saved.SavedModel):
         if self.tokens:
             trained.refuse_tokens(x)
         self._tell_kind(x.dtype)
-        with nullcontext() if one_thread() else one_thread_inside(), np.errstate(all="ignore"):
-            found = trained.taken(lambda: [kept.made(self.forward.of(self._feed.inputs(self.transforms(x[i:i + size]))))
+        with one_thread_inside(), np.errstate(all="ignore"):
+            found = trained.taken(lambda: [kept.made(self.forward.of(self._inputs(x[i:i + size], i)))
                                            for i in range(0, len(x), size)], x.shape[1:])
         return found[0] if len(found) == 1 else np.concatenate(found)
 

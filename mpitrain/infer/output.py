@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.data.predictions import DATASET
 from mpitrain.errors import AccessError, MpitrainError, OutputError, StorageError
 from mpitrain.files.disk import FILE_MODE, file_sha256, reserve, said, sync_folder, write_fully
 from mpitrain.files.hdf5_file import lay_out_rows, little_endian
 from mpitrain.infer.formats import FORMATS
 
-DATASET = "predictions"
 SYNC_S = 2.0                              # a killed job repeats what it has written in so many seconds, and not much more
 
 

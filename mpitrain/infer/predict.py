@@ -15,19 +15,21 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.backend import array_module
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config
 from mpitrain.data import Dataset
 from mpitrain.data.checks import check_exact
+from mpitrain.data.predictions import rows_sha256
 from mpitrain.errors import OutputError, print_warning
 from mpitrain.infer import output
 from mpitrain.infer.forms import Form, form, undone
-from mpitrain.infer.recorded import Recorded
+from mpitrain.infer.recorded import ByRows, Recorded
 from mpitrain.infer.rows import chunk_rows, refuse_rows, trained_on
 from mpitrain.placement import zigzag
-from mpitrain.run import Run
 from mpitrain.run.evaluating import InUse
+from mpitrain.run.saved_run import SavedRun
 from mpitrain.train.build.from_config import make_loss
 from mpitrain.train.build.trial import outputs_of
 
@@ -93,10 +95,14 @@ class Outputs:
 
     def kept(self, found: Tensor) -> Any:
         """What is kept of an output; ranks that share a layer call it alike."""
-        array, group = found.array, self.context.group
-        if self.placement.head is not None and group is not None:
-            array = group.gather(array, -1, "outputs")
-        return self.form.made(array)
+        array, group, head = found.array, self.context.group, self.placement.head
+        if head is None or group is None:
+            return self.form.made(array)
+        if head.outputs % group.size == 0:
+            return self.form.made(group.gather(array, -1, "outputs"))
+        whole = array_module(array).zeros((*array.shape[:-1], head.outputs), array.dtype)      # parts are not of one shape
+        whole[..., head.first:head.first + array.shape[-1]] = array
+        return self.form.made(group.sum(whole, "outputs"))
 
     def whole(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of all ranks' positions together."""
@@ -117,7 +123,7 @@ class Outputs:
         return [(chunk * size, size) for chunk in zigzag.chunks(self.along, self.cp)]
 
 
-def predict(run: Run, source: Path, out: Path, *, step: int | str | None = None, keep: str = "outputs",
+def predict(run: SavedRun, source: Path, out: Path, *, step: int | str | None = None, keep: str = "outputs",
             inverse: bool = False, resume: bool = False) -> Predicted:
     """Writes the outputs of a checkpoint of the run in `source` for the data that `run` was given, in the order of their rows.
 
@@ -130,15 +136,16 @@ def predict(run: Run, source: Path, out: Path, *, step: int | str | None = None,
         with guard.symmetric():
             reader = Reader(used, run.config)
             _tell_kind(reader, control.rank)
-            if not used.policy.cuts_parameters and all(used.context.mesh.size(axis) == 1 for axis in ("tp", "cp", "ep")):
-                used.inference.forwards = [Recorded(chunk) for chunk in used.context.stage.chunks]
+            whole = not used.policy.cuts_parameters and all(used.context.mesh.size(axis) == 1 for axis in ("tp", "cp", "ep"))
+            used.inference.forwards = [Recorded(chunk) if whole else ByRows(chunk) for chunk in used.context.stage.chunks]
             outputs = Outputs(used, form(keep, make_loss(run.config, used.inputs.tokens),
                                          undone(used.inputs.transforms) if inverse else None))
         shape, dtype = _first(used, reader, outputs)
         identity = _identity(run, used, reader, [keep, inverse, *shape, dtype])
         rows = output.Rows(out, (reader.n, *shape), dtype, reader.size, identity,
                            {"run": str(used.found.meta.get("id", "")), "step": str(used.found.step), "as": keep,
-                            "parameters_sha256": used.found.hashes.get("parameters_sha256", "")}, outputs.cp)
+                            "parameters_sha256": used.found.hashes.get("parameters_sha256", ""),
+                            "rows_sha256": rows_sha256(reader.source.description)}, outputs.cp)
         start, done = on_first(control, lambda: output.begin(rows, resume=resume))
         table = _run(used, reader, outputs, rows, start, done)
         control.allreduce(table.reshape(-1), name="chunks that are written")
@@ -172,7 +179,7 @@ def _tell_kind(reader: Reader, rank: int) -> None:
         print_warning(text)
 
 
-def _identity(run: Run, used: InUse, reader: Reader, kept: list[Any]) -> str:
+def _identity(run: SavedRun, used: InUse, reader: Reader, kept: list[Any]) -> str:
     """A hash of all that the output depends on; a part file with another one is not gone on with."""
     shards = [[shard["size"], shard["mtime_ns"], shard["x"]["name"], shard["x"]["shape"], shard["x"]["dtype"]]
               for shard in reader.source.shards]

@@ -4,24 +4,28 @@
     output = forward(Tensor(x))                          # one list for each shape of x
 
 The list is that of `autograd.record`, which runs the model once for each shape, and batch norm is folded into the layers before
-it. What a record may miss is found out first: the model is run on other values too, the two records must be alike but for what
-depends on the input, and the list must give the model's own bits. Models of which that is not so, those with classes of the
-user's own, and those whose operations ask other ranks run as they are.
+it. A row's bits are those that it has alone, and in any other batch (`rows_alone`). What a record may miss is found out first:
+the model is run on other values too, the two records must be alike but for what depends on the input, and the list must give the
+model's own bits. Models of which that is not so, those with classes of the user's own, and those whose operations ask other ranks
+run as they are.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import Context, Operation, Tensor, Value, no_grad, record
+from mpitrain.autograd import Context, Operation, Tensor, Value, no_grad, record, row_by_row
 from mpitrain.backend import Array
 from mpitrain.infer.prepared import Packed, prepared
+from mpitrain.kernels.pointwise import relu
+from mpitrain.kernels.product import work_bytes
 from mpitrain.nn import Module
 from mpitrain.ops.activation import Relu
 from mpitrain.ops.conv import Conv2d
@@ -33,6 +37,12 @@ from mpitrain.shrink.fold import folded
 MOST_KEPT = 32                            # lists: of the shapes that came last
 FRESH = (Add, Conv2d, Linear)             # what they give is memory of its own, in which ReLU may be computed
 NEAR = 1e-3                               # norms that are folded change less than this part of the largest output
+
+
+def rows_alone(x: Any) -> AbstractContextManager[None]:
+    """While it is entered, a row's bits do not depend on the rows beside it; but on a GPU, and without a C compiler, where this
+    would take long."""
+    return row_by_row() if type(x) is np.ndarray and work_bytes() else nullcontext()
 
 
 class Plain(Context):
@@ -50,20 +60,30 @@ class Recorded:
         self.may_record = not any(is_own(module) for _, module in model.named_modules())
         self._lists: dict[tuple[Any, ...], Callable[[Array], Array]] = {}
         self._packed: Packed = {}
+        self._known: Record | None = None                     # of a shape whose list was found to be the model
+        leaves = [*model.named_parameters(), *model.named_buffers()]
+        self._versions = [leaf.shared_version() for _, leaf in leaves]
+        self._counts = [version.count for version in self._versions]
 
     def __call__(self, given: Tensor) -> Tensor:
         return Tensor(self.of(given.array))
 
     def of(self, x: Array) -> Array:
         """The output for an array."""
-        forward = self._lists.get((x.shape, x.dtype.char))
-        return (forward or self._new(x))(x)
+        counts = [version.count for version in self._versions]
+        if counts != self._counts:                # other values, as of `load_state_dict`: lists have old ones, packed and folded
+            self._lists, self._packed, self._known, self._counts = {}, {}, None, counts
+        with rows_alone(x):
+            forward = self._lists.get((x.shape, x.dtype.char))
+            return (forward or self._new(x))(x)
 
     def _new(self, x: Array) -> Callable[[Array], Array]:
         while len(self._lists) >= MOST_KEPT:
             del self._lists[next(iter(self._lists))]
-        found = recorded(self.model, x, self._packed) if self.may_record and type(x) is np.ndarray else None
-        forward = self._lists[x.shape, x.dtype.char] = found or self._as_it_is
+        found = recorded(self.model, x, self._packed, self._known) if self.may_record and type(x) is np.ndarray else None
+        if found is not None and self._known is None:
+            self._known = found[1]
+        forward = self._lists[x.shape, x.dtype.char] = self._as_it_is if found is None else found[0]
         return forward
 
     def _as_it_is(self, x: Array) -> Array:
@@ -71,21 +91,41 @@ class Recorded:
             return self.model(Tensor(x)).array
 
 
-def recorded(model: Module, x: Array, packed: Packed) -> Callable[[Array], Array] | None:
-    """The list of calls for inputs of x's shape and dtype; None where it would not be the model. The values of x play no part."""
+class ByRows:
+    """A model that cannot be recorded, as it is; rows have bits of their own where its layers allow it."""
+
+    def __init__(self, model: Module):
+        self.model = model
+
+    def __call__(self, given: Tensor) -> Tensor:
+        with rows_alone(given.array):
+            output: Tensor = self.model(given)
+        return output
+
+
+def recorded(model: Module, x: Array, packed: Packed, known: Record | None = None
+             ) -> tuple[Callable[[Array], Array], Record] | None:
+    """The list of calls for inputs of x's shape and dtype, and what it was made of; None where it would not be the model. The
+    values of x play no part. Where the program is that of a list that is `known` to be the model, constants are known not to
+    depend on the input, and folded norms to be near."""
     first, other = _examples(x)
-    one, another = _record(model, first), _record(model, other)
-    if one is None or another is None or not _alike(one, another):
+    one = _record(model, first)
+    if one is None:
+        return None
+    again = known is not None and _alike(one, known, of_one_shape=False)
+    another = one if again else _record(model, other)
+    if another is None or not again and not _alike(one, another):
         return None
     operations, given, result, output = one
     forward = Calls(operations, given, result, packed)
-    if not np.array_equal(forward(other), another[3], equal_nan=True):
+    if not np.array_equal(forward(first if again else other), another[3], equal_nan=True):
         return None
     fewer = folded(operations, result)
     if len(fewer) == len(operations):
-        return forward
+        return forward, one
     quicker = Calls(fewer, given, result, packed)
-    return quicker if np.abs(quicker(first) - output).max() <= NEAR * np.abs(output).max() else forward
+    near = again or np.abs(quicker(first) - output).max() <= NEAR * np.abs(output).max()
+    return (quicker if near else forward), one
 
 
 def _examples(x: Array) -> tuple[Array, Array]:
@@ -119,11 +159,12 @@ def _takes_its_inputs(operation: Operation) -> bool:
     return bool(arrays) and not (changes and any(value.dtype.kind not in "fc" for value in arrays))
 
 
-def _alike(one: Record, another: Record) -> bool:
-    """Whether two records are of one program; constants must be equal, or they would depend on the input."""
+def _alike(one: Record, another: Record, *, of_one_shape: bool = True) -> bool:
+    """Whether two records are of one program; constants must be equal, or they would depend on the input. For inputs of other
+    shapes operations are told other numbers."""
     if len(one[0]) != len(another[0]) or one[1].number != another[1].number or one[2].number != another[2].number:
         return False
-    return all(a.function is b.function and a.attributes == b.attributes and len(a.inputs) == len(b.inputs)
+    return all(a.function is b.function and (not of_one_shape or a.attributes == b.attributes) and len(a.inputs) == len(b.inputs)
                and all(_same(x, y, one[1].number) for x, y in zip(a.inputs, b.inputs))
                and [value.number for value in a.outputs] == [value.number for value in b.outputs]
                for a, b in zip(one[0], another[0]))
@@ -188,4 +229,8 @@ class Calls:
 
 
 def _relu_inside(x: Array) -> Array:
+    """In C where there is some: NumPy's maximum with a number takes 8 times as long (2026-11)."""
+    if x.dtype.char in "fd" and x.flags.c_contiguous:
+        made: Array = relu(x, x)
+        return made
     return np.maximum(x, x.dtype.type(0), out=x)

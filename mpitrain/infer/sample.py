@@ -32,27 +32,45 @@ class Sampling:
         _require("top-p", self.top_p, 0 < self.top_p <= 1, "a number in (0, 1]")
         _require("seed", self.seed, type(self.seed) is int and self.seed >= 0, "a whole number of 0 or more")
 
-    def choose(self, logits: Array, request: int, position: int) -> int:
-        """The token at `position` of a text; `logits` (V,)."""
-        row = np.asarray(logits, np.float64)
-        if not np.isfinite(row.max()):
+    @property
+    def wanted(self) -> int:
+        """How many of the largest logits a choice needs; 0: all of them."""
+        return 1 if self.temperature == 0 else self.top_k
+
+    def choose(self, values: Array, tokens: Array, request: int, position: int) -> int:
+        """The token at `position` of a text, by what `likeliest` found of its logits."""
+        if not np.isfinite(values[0]):
             raise NumericsError(f"the logits at position {position} of request {request} are not finite; the checkpoint's "
                                 "parameters are damaged or diverged, take an earlier one with --step")
         if self.temperature == 0:
-            return int(row.argmax())
-        order = np.argsort(-row, kind="stable")[:self.top_k or None]
-        weights = np.exp((row[order] - row[order[0]]) / self.temperature)
+            return int(tokens[0])
+        count = self.top_k or len(values)
+        with np.errstate(all="ignore"):           # a low temperature makes others than the likeliest impossible
+            weights = np.exp((values[:count] - values[0]) / self.temperature)
         shares = np.cumsum(weights)
         if self.top_p < 1:
-            enough = int(np.searchsorted(shares, self.top_p * shares[-1])) + 1
-            order, shares = order[:enough], shares[:enough]
+            shares = shares[:int(np.searchsorted(shares, self.top_p * shares[-1])) + 1]
         found = int(np.searchsorted(shares, self._uniform(request, position) * shares[-1], side="right"))
-        return int(order[min(found, len(order) - 1)])
+        return int(tokens[min(found, len(shares) - 1)])
 
     def _uniform(self, request: int, position: int) -> float:
         """A number in [0, 1) of 53 bits."""
         high, low = words(stream_key(self.seed, "generate", request), np.array([position], np.uint64), 2, np)[0].tolist()
         return float((high >> 5) * 67108864 + (low >> 6)) / 9007199254740992.0
+
+
+def likeliest(logits: Array, count: int) -> tuple[Array, Array]:
+    """The `count` largest (0: all) of some logits (V,) in float64, and their places: largest first, equal ones in their order.
+
+    Where one is no number, the first value is none.
+    """
+    row = np.asarray(logits, np.float64)
+    if count == 1 or np.isnan(row.max()):
+        place = row.argmax(axis=0, keepdims=True)         # that of the first NaN, where there is one
+        return row[place], place
+    places = np.nonzero(row >= np.partition(row, -count)[-count])[0] if 0 < count < len(row) else np.arange(len(row))
+    places = places[np.argsort(-row[places], kind="stable")][:count or None]
+    return row[places], places
 
 
 def _require(name: str, value: Any, holds: bool, expected: str) -> None:

@@ -11,17 +11,19 @@ from typing import Protocol
 from mpitrain.config import Config
 from mpitrain.data.manifest import MANIFEST, read_manifest
 from mpitrain.errors import ConfigError, MissingError, UsageError
+from mpitrain.infer.utf8 import utf8
 
 NAMED = re.compile(r"\\x([0-9a-f]{2})")           # how an import names a byte that is no printable character
 
 
 class Encoding(Protocol):
-    """A table of tokens; `count` of them, numbered from 0."""
+    """A table of tokens; `count` of them, numbered from 0, none of which spells more than `longest` bytes."""
 
     count: int
+    longest: int
 
-    def encode(self, text: str) -> list[int]:
-        """UsageError where the table lacks what the text has."""
+    def encode(self, text: str, what: str = "the prompt") -> list[int]:
+        """UsageError where the table lacks what the text has; `what` names it."""
 
     def spelled(self, token: int) -> bytes:
         """A token's UTF-8 bytes, which may be part of a character."""
@@ -33,12 +35,13 @@ class Characters:
     def __init__(self, vocabulary: Sequence[str]):
         self.count = len(vocabulary)
         self._texts = [word.encode() for word in vocabulary]
+        self.longest = max(map(len, self._texts))
         self._numbers = {word: number for number, word in enumerate(vocabulary)}
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, what: str = "the prompt") -> list[int]:
         for place, character in enumerate(text):
             if character not in self._numbers:
-                raise UsageError(f"character {place + 1} of the prompt is {character!r}, which is not among the {self.count} "
+                raise UsageError(f"character {place + 1} of {what} is {character!r}, which is not among the {self.count} "
                                  "characters of the run's data; leave it out or write it otherwise")
         return [self._numbers[character] for character in text]
 
@@ -49,10 +52,10 @@ class Characters:
 class Bytes:
     """A token for each byte of UTF-8."""
 
-    count = 256
+    count, longest = 256, 1
 
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode())
+    def encode(self, text: str, what: str = "the prompt") -> list[int]:
+        return list(utf8(text, what))
 
     def spelled(self, token: int) -> bytes:
         return bytes([token])

@@ -6,9 +6,9 @@ from mpitrain.models.mlp import mlp
 from mpitrain.models.registry import MODELS
 from mpitrain.models.transformer import gpt
 
-_LATER = ("lenet", "resnet18", "resnet20", "resnet32", "resnet34", "resnet56")
+_LATER = ("lenet", "resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56")
 
-__all__ = ["MODELS", "gpt", "lenet", "mlp", "resnet18", "resnet20", "resnet32", "resnet34", "resnet56"]  # noqa: F822
+__all__ = ["MODELS", "gpt", "lenet", "mlp", "resnet18", "resnet20", "resnet32", "resnet34", "resnet50", "resnet56"]  # noqa: F822
 
 for _name in _LATER:
     MODELS.register_later(_name, f"mpitrain.models.convolutional:{_name}")

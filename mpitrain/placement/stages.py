@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from mpitrain.errors import ConfigError, MeshError
-from mpitrain.nn import Module, Sequential
+from mpitrain.nn import BatchNorm1d, BatchNorm2d, BatchNorm3d, Module, Sequential, SyncBatchNorm
+
+NORMS = BatchNorm1d, BatchNorm2d, BatchNorm3d, SyncBatchNorm
 
 
 @dataclass
@@ -93,6 +95,16 @@ def find_bounds(n_blocks: int, n_stages: int, chunks: int, counts: Sequence[int]
         raise ConfigError(f"mesh.stages = {list(counts)} must be {parts} numbers of blocks, 1 or more each, that add up to the "
                           f"{n_blocks} blocks of the model, for {words}")
     return [0, *accumulate(counts)]
+
+
+def with_norms(counts: Sequence[int], n_stages: int, chunks: int, model: Sequential) -> list[int]:
+    """The numbers of blocks of the virtual stages, changed so that none begins with a batch norm: it is folded into the layer
+    before it. One that is alone in its stage stays there."""
+    bounds, blocks = find_bounds(len(model), n_stages, chunks, counts), list(model.blocks.values())
+    for v in range(1, len(bounds) - 1):
+        if isinstance(blocks[bounds[v]], NORMS) and bounds[v] + 1 < bounds[v + 1]:
+            bounds[v] += 1
+    return [stop - start for start, stop in pairwise(bounds)]
 
 
 def balanced(costs: Sequence[float], parts: int) -> list[int]:

@@ -169,6 +169,8 @@ def _slits(layer: Layer) -> Iterator[Slit]:
     yield Slit(layer, weight, dim, count, unit, groups, what, even)
     if not dim and own.get("bias") is not None:
         yield Slit(layer, own["bias"], 0, count, unit, groups, what, even)
+    if isinstance(module, nn.Linear) and dim in module.alike:
+        yield Slit(layer, own[module.alike[dim]], dim, count, unit, groups, what, even)
 
 
 def _word(module: nn.Module, style: str, dim: int, unit: int) -> str:
@@ -189,13 +191,16 @@ def _matches(path: str, pattern: str) -> bool:
 def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
     path, module, style = layer.path, layer.module, layer.style
     kinds, means = STYLES[style]
+    if isinstance(module, nn.LowBitLinear | nn.LowBitEmbedding):
+        raise ConfigError(f'mesh.plan: "{path}" is in few bits, and such a layer is not cut along tp; set mesh.tp = 1 and use '
+                          f'mesh.pp or mesh.dp, or take the run of floats, or one made with: quantize --skip "{path}"')
     if not isinstance(module, kinds):
         fits = [name for name, (others, _) in STYLES.items() if isinstance(module, others)]
         instead = f"; such a layer may be {' or '.join(fits)}" if fits else "; name the layers in it"
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, and "{style}" ({means}) is for '
                           f"{', '.join(kind.__name__ for kind in kinds)}{instead}")
     kind = next(kind for kind in kinds if isinstance(module, kind))
-    if type(module).forward is not kind.forward:
+    if type(module).forward is not kind.forward and not (isinstance(module, nn.Linear) and module.alike):
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, a {kind.__name__} with a forward of its own, which '
                           "ranks that have a part would not follow; leave it whole")
     if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding) and "weight" not in vars(module):

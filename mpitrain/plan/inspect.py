@@ -106,8 +106,11 @@ def try_by_itself(config: Config, p: Placement, loss: Any, inputs: Inputs) -> No
     group, model = alone(p), p.stage.whole
     with lent_memory([model], p.train.precision):
         feed = Feed(CPU, float_dtype(p.train.precision), tokens=inputs.tokens, part=p.part)
-        try_samples(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape,
-                    store.ALONE)
+        tried = try_samples(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape,
+                            store.ALONE)
+        if config.distil.teaches:
+            from mpitrain.train.build.teacher import find  # few runs have one
+            find(config, inputs, p, feed, tried.n_classes)
         if config.optimizer.offload == "file":
             new_file(files_folder(config)).close()
         if config.model.init_from:
@@ -120,9 +123,10 @@ def try_by_itself(config: Config, p: Placement, loss: Any, inputs: Inputs) -> No
 def open_data(config: Config) -> Inputs:
     """The data of a configuration."""
     d = config.data
-    return open_inputs(describe_files(d.path, d.validation, config.folder, d.x, d.y), validation=d.validation,
-                       seed=config.run.seed, block=config.model.arguments.get("block"), stride=d.stride,
-                       transform=d.transform, target_transform=d.target_transform, augment=d.augment, folder=config.folder)
+    files = describe_files(d.path, d.validation, config.folder, d.x, d.y, predictions=config.distil.predictions)
+    return open_inputs(files, validation=d.validation, seed=config.run.seed, block=config.model.arguments.get("block"),
+                       stride=d.stride, transform=d.transform, target_transform=d.target_transform, augment=d.augment,
+                       folder=config.folder)
 
 
 def bytes_line(stages: Sequence[Placement], optimizer: Optimizer) -> str:

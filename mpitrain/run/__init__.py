@@ -1,5 +1,5 @@
 """A run as an object: on any communicator, several in one process, one after another or side by side."""
 
-from mpitrain.run.run import Evaluated, Run, Trained
+from mpitrain.run.run import Run, Trained
 
-__all__ = ["Evaluated", "Run", "Trained"]
+__all__ = ["Run", "Trained"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from mpitrain import nn
@@ -20,18 +21,19 @@ from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.parallel.policies.choose import choose_to_evaluate
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.place import Placement, place
+from mpitrain.placement.stages import with_norms
 from mpitrain.run import resuming
 from mpitrain.run.session import Session, n_virtual
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import local_rank
 from mpitrain.train.build.from_config import make_loss
 from mpitrain.train.build.inputs import Inputs
-from mpitrain.train.build.model import make_model
+from mpitrain.train.build.model import leaves_out_zeros, make_model
 from mpitrain.train.build.saved import USE
 from mpitrain.train.build.trial import try_samples
 from mpitrain.train.evaluate import Evaluator
 
-__all__ = ["USE", "InUse", "evaluate", "put_to_use"]
+__all__ = ["USE", "InUse", "evaluate", "use"]
 
 
 @dataclass(frozen=True)
@@ -53,21 +55,35 @@ class InUse:
         return self._inputs
 
 
-def put_to_use(config: Config, session: Session, found: Checkpoint, model: nn.Module | None = None, *,
-               data: bool = True) -> InUse:
-    """The model of a checkpoint on the session's mesh, whatever mesh it was trained on; `model` (default: what `config` says) has
-    no memory yet. Without `data` the session has no inputs, and the model takes tokens. It communicates, and raises alike on all
-    ranks."""
+def use(config: Config, session: Session, source: Path, step: int | str | None = None, model: nn.Module | None = None, *,
+        purpose: store.Purpose = USE, data: bool = True) -> InUse:
+    """The model of a checkpoint of the run in the folder `source` on the session's mesh, whatever mesh it was trained on.
+
+    `step` is that of a checkpoint, "best", or None, the newest; `model` (default: what `config` says) has no memory yet. Without
+    `data` the session has no inputs, and the model takes tokens. It communicates, and raises alike on all ranks.
+    """
+    found = choosing.chosen(source / "checkpoints", step, session.control, purpose)
+    with guard.symmetric():
+        return _put_to_use(config, session, found, model, data)
+
+
+def _put_to_use(config: Config, session: Session, found: Checkpoint, model: nn.Module | None, data: bool) -> InUse:
     device = select_device(config.train.device, local_rank(session.control))
     model = make_model(config) if model is None else model
     stages = measured_cut.kept(config.mesh.stages, n_virtual(config), found.meta.get("choices"))
-    placement = place(model, session.mesh, config.mesh, config.train, config.comm, stages=stages)
+    counts = stages if isinstance(stages, (list, tuple)) else ()                 # else as "time" has not found any: alike
+    placement = place(model, session.mesh, config.mesh, config.train, config.comm,
+                      stages=partial(with_norms, counts, config.mesh.pp, config.mesh.chunks))
     context = connect(placement, session.mesh, session.control, shared=device.name == "cpu")
     policy = choose_to_evaluate(Setup(config, context, device))
     policy.initialise()
     state = State(context.stage.model, None, session.inputs.transforms if data else None, whole=model, mesh=session.mesh,
                   control=session.control, policy=policy)
     state.restore(found)
+    if leaves_out_zeros(config) and device.name == "cpu" and not policy.cuts_parameters:
+        from mpitrain.shrink.sparse import sparsify  # most runs are not pruned
+        for chunk in context.stage.chunks:
+            sparsify(chunk)
     feed = context.feed(device, policy.layout.dtype, tokens=not data or session.inputs.tokens)
     return InUse(found, Inference(context.stage, feed, context.neighbours), placement, context, policy, state,
                  session.inputs if data else None)
@@ -77,10 +93,9 @@ def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
              step: int | str | None = None) -> tuple[int, dict[str, float]]:
     """The step of a checkpoint in the run folder `source` (the newest, that of a step, or the "best"), and its metrics. It
     communicates."""
-    found = choosing.chosen(source / "checkpoints", step, session.control, store.EVALUATE)
-    resuming.tell_other_rows(config, session, RunFolder(source), found)
+    used = use(config, session, source, step, purpose=store.EVALUATE)
+    resuming.tell_other_rows(config, session, RunFolder(source), used.found)
     with guard.symmetric():
-        used = put_to_use(config, session, found)
         loss = used.context.loss(make_loss(config, session.inputs.tokens))
         tried = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
         read, n_chunks = session.inputs.chunks(tried.n_classes, tried.ignore, used.policy.layout.dtype)
@@ -88,4 +103,4 @@ def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
             raise UsageError("this run has no validation data; give some: data.validation=PATH")
     metrics = Evaluator(used.inference, loss, read, n_chunks, used.context, cuts_parameters=used.policy.cuts_parameters,
                         span=span).run()
-    return found.step, metrics
+    return used.found.step, metrics

@@ -128,7 +128,7 @@ def compute(config: Config, description: Any, found: Checkpoint | None, step: in
     session = Session(config, MPI.COMM_SELF)
     session.open(config, lambda: description)
     job = build(config, session.inputs, session.mesh, quiet=True)
-    if config.distil.teacher:
+    if config.distil.teaches:
         from mpitrain.train.build.teacher import give_teacher  # few runs have one
         give_teacher(job, config, session.inputs)
     if found is not None:

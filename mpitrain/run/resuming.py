@@ -27,6 +27,7 @@ from mpitrain.train.build import experiment
 from mpitrain.train.build.experiment import DATA, NUMERICS, Change, RateOf
 
 NOT_COMPARED = "the checkpoint was written before runs kept a record of their experiment: not compared"
+STATE = ("model.", "optimizer.", "shrink.", "lora.", "train.precision")     # changes of these change the arrays of a checkpoint
 TO_EVALUATE = ("run.seed", "model.block", DATA)          # changes of these and of [data] change the rows that are evaluated
 
 
@@ -113,7 +114,7 @@ def blaming(changes: Sequence[Mapping[str, Any]], told: Sequence[str]) -> Iterat
         yield
     except OtherModelError as error:
         why = [text for change, text in zip(reversed(changes), reversed(told))
-               if change["key"].startswith(("model.", "optimizer.")) or change["key"] == "train.precision"]
+               if change["key"].startswith(STATE)]
         raise OtherModelError(": ".join(["; ".join(reversed(why)), error.message] if why else [error.message]),
                               file=error.file) from error
 

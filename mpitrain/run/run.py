@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from subprocess import Popen
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mpitrain import nn
-from mpitrain.backend import keep_freed_memory
-from mpitrain.checkpoint import choosing, store
+from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.comm.job import guard
-from mpitrain.comm.job.guard import Process
-from mpitrain.comm.job.start import set_for_survivors, start, started
 from mpitrain.comm.job.together import on_first
-from mpitrain.comm.watch.pulse import Pulse, pulse_of
-from mpitrain.comm.watch.unwatched import NOBODY
-from mpitrain.config import Config, changed, to_toml
-from mpitrain.errors import ConfigError, UsageError
+from mpitrain.comm.watch.pulse import Pulse
+from mpitrain.config import changed, to_toml
+from mpitrain.errors import ConfigError
 from mpitrain.placement.bytes import Forecast
 from mpitrain.plan.memory_lines import as_json, report_lines
 from mpitrain.run import resuming
-from mpitrain.run.session import Session, before_mpi, look_at_files, n_virtual, predict_memory
+from mpitrain.run.ranks import Ranks
+from mpitrain.run.session import Session, n_virtual, predict_memory
 from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_rate, observers_of
@@ -46,7 +36,6 @@ from mpitrain.train.observers.stragglers import Stragglers
 from mpitrain.train.observers.time_left import TimeLeft, end_of_time
 
 if TYPE_CHECKING:
-    from mpitrain.run.evaluating import InUse
     from mpitrain.run.survivors import Survivors
 
 
@@ -59,86 +48,17 @@ class Trained:
     hashes: dict[str, str]
 
 
-@dataclass(frozen=True)
-class Evaluated:
-    """The validation metrics of the checkpoint of a step, equal on all ranks."""
+class Run(Ranks):
+    """A run of `config` on the ranks of `comm`."""
 
-    step: int
-    metrics: dict[str, float]
+    _survivors: Survivors | None = None
 
+    def _opens(self, session: Session) -> None:
+        if self._survivors is not None:
+            self._survivors.session = session
 
-class Run(AbstractContextManager["Run"]):
-    """A run of `config` on the ranks of `comm`, any communicator: all of them make it, call its methods and close it alike.
-
-    Several may follow each other in one process, or go on side by side on communicators that have been split. An error that all
-    ranks of a run meet alike (a wrong configuration) is raised, and leaves other runs alone; one that a rank of several meets by
-    itself, in a method or in the run's `with` block, ends the whole job, since the others would wait for that rank. `process` has
-    the request to stop. `files` gives the result of `session.look_at_files` if a program has looked before it started MPI.
-    UsageError, on all ranks alike, without a communicator and after `close`.
-    """
-
-    def __init__(self, config: Config, comm: Any, *, process: Process | None = None, quiet: bool = False,
-                 files: Callable[[], Any] | None = None):
-        with guard.symmetric():
-            if not comm or not hasattr(comm, "Create_cart"):
-                raise UsageError(f"a run needs the communicator of its ranks, such as start().comm, found {comm!r}; a rank "
-                                 "without one (MPI.COMM_NULL) makes no Run")
-        self.config, self.comm, self.process, self.quiet = config, comm, process or Process(), quiet
-        self._files = files or (lambda: look_at_files(config))
-        self._session: Session | None = None
-        self._survivors: Survivors | None = None
-        self._closed = False
-
-    @classmethod
-    def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False,
-               parser: Popen[bytes] | None = None, look: Callable[[], Any] | None = None) -> Run:
-        """The run of all ranks of the job; it starts MPI. Ranks are watched (`train.stall_s`) if `process` runs the program.
-        `parser` is that of `files.parser`, if rank 0 has started one before its imports. `look` describes, on rank 0, other data
-        than the configuration's."""
-        keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
-        if process is not None and process.runs and process.pulse is NOBODY and started() is None:
-            process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
-        if config.train.on_lost != "stop":
-            set_for_survivors(os.environ)
-        files = before_mpi(look or (lambda: look_at_files(config, parser)))
-        comm = start().comm
-        if process is not None:
-            process.pulse.started()
-        return cls(config, comm, process=process, quiet=quiet, files=files)
-
-    def _open(self) -> Session:
-        """The session of the run, made at the first call."""
-        with guard.symmetric():
-            if self._closed:
-                raise UsageError("this run is closed; make another one: Run(config, comm)")
-        if self._session is None:
-            self.process.pulse.opens()
-            self._session = Session(self.config, self.comm)
-            self.process.tells_others = self._session.mesh.revoke
-            if self._survivors is not None:
-                self._survivors.session = self._session
-            self._session.open(self.config, self._files, self.process.pulse)
-        return self._session
-
-    def close(self) -> None:
-        """Frees channels and communicators; it communicates, but not again. A program may do so, too, after an error that all
-        ranks had alike."""
-        session, self._session, self._closed = self._session, None, True
-        if session is not None:
-            session.close() if self._survivors is None else self._survivors.close(session)
-        self.process.pulse.rest()
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None:                                    # freeing is collective: not after a rank has failed
-            self.close()
-        elif self.comm.size > 1 and not guard.is_symmetric(error):
-            self.process.fail(error)
-
-    @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """NaN and Inf are detected, and named, where they matter; an error of this rank alone ends the job."""
-        with self.process.guarding() if self.comm.size > 1 else nullcontext(), np.errstate(all="ignore"):
-            yield
+    def _ends(self, session: Session) -> None:
+        session.close() if self._survivors is None else self._survivors.close(session)
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
               observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False) -> Trained:
@@ -156,7 +76,7 @@ class Run(AbstractContextManager["Run"]):
             self._go_on_with(comm)
             return self._train(folder, "auto", False, profile, observers, change, False)
 
-        with self._at_work():
+        with self.at_work():
             if self.config.train.on_lost == "stop" or self.comm.size == 1:      # nobody goes on without the only one
                 return once(None)
             from mpitrain.run.survivors import Survivors
@@ -173,7 +93,7 @@ class Run(AbstractContextManager["Run"]):
     def _train(self, folder: RunFolder, resume: str | None, overwrite: bool, profile: bool, observers: Sequence[Observer],
                change: Sequence[str], strict: bool) -> Trained:
         with ExitStack() as cleanup:
-            session = self._open()
+            session = self.open()
             found = None
             if on_first(session.control, lambda: resuming.continues(folder, resume)):
                 self._take(session, folder, resume, overwrite, cleanup)
@@ -220,7 +140,7 @@ class Run(AbstractContextManager["Run"]):
             measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
             job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
-            if config.distil.teacher:
+            if config.distil.teaches:
                 from mpitrain.train.build.teacher import give_teacher  # few runs have one
                 give_teacher(job, config, session.inputs)
         job.trainer.stop = self.process.stop
@@ -284,27 +204,3 @@ class Run(AbstractContextManager["Run"]):
                 raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
         on_first(control, end)
         return Trained(job.plan.steps, metrics, hashes)
-
-    @contextmanager
-    def use(self, source: Path, step: int | str | None = None) -> Iterator[InUse]:
-        """This rank's part of the model of a checkpoint of the run in `source`; errors inside are as those of a method."""
-        from mpitrain.run import evaluating
-        with self._at_work():
-            session = self._open()
-            found = choosing.chosen(source / "checkpoints", step, session.control, evaluating.USE)
-            with guard.symmetric():
-                used = evaluating.put_to_use(self.config, session, found)
-            yield used
-
-    def calibrate(self, model: nn.Module, layers: Sequence[str], rows: int) -> dict[str, float]:
-        """The scales of the inputs of layers (paths) of a whole saved model, over the first training rows; equal on any ranks."""
-        from mpitrain.run import calibrating
-        with self._at_work():
-            return calibrating.calibrate(self._open(), model, layers, rows)
-
-    def evaluate(self, source: Path, step: int | str | None = None) -> Evaluated:
-        """The metrics, on the validation data, of a checkpoint of the run in the folder `source`: of the newest one, of that of a
-        step, or of the "best"."""
-        from mpitrain.run import evaluating
-        with self._at_work():
-            return Evaluated(*evaluating.evaluate(self.config, self._open(), source, self.process.pulse.span, step))

@@ -99,7 +99,7 @@ def look_at_files(config: Config, parser: Popen[bytes] | None = None) -> dict[st
     platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
     d = config.data
     config.refuse_without_data()
-    return describe_files(d.path, d.validation, config.folder, d.x, d.y, parser)
+    return describe_files(d.path, d.validation, config.folder, d.x, d.y, parser, predictions=config.distil.predictions)
 
 
 def predict_memory(config: Config, session: Session, job: Job) -> Forecast:

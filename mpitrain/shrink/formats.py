@@ -2,8 +2,8 @@
 
     int8    a scale for each output, whole numbers -127..127                         8 bits and 32/K
     int4    groups of 32 inputs with a float16 scale each, whole numbers -8..7       4.5 bits
-    int8-static     as int8-dynamic, with one scale for all inputs of the layer, found on calibration rows
     int8-dynamic, int4-dynamic      the same weights; each row of the layer's input becomes int8, with a scale of its own
+    int8-static, int4-static        as those, with one scale for all inputs of the layer, found on calibration rows
 
 A weight is the whole number times the scale: symmetric, so zero stays zero. The group of int4 and the order of its nibbles are
 those of ggml's Q4_0: byte i of a group has weight i in its low half and weight i + 16 in its high one, 8 added to each.
@@ -108,6 +108,7 @@ MOST = 1 << 16                   # inputs of a layer whose exact sums of product
 class Whole(Format):
     """Formats whose products are of whole numbers: rows of x become int8, too."""
 
+    least = 1 << 17                               # at 256 x 256 rounding the inputs takes what the products gain (Zen 5, 2026-11)
     unit = lowbit.VECTOR                          # numbers of a row of x are padded to whole ones
     integers: Any = lowbit.int8_integers
 
@@ -130,17 +131,20 @@ class Int8Dynamic(Whole, Int8):
     """int8 weights and, row by row, int8 inputs: the largest size of a row / 127."""
 
 
-@FORMATS.register("int4-dynamic")
-class Int4Dynamic(Whole, Int4):
-    """int4 weights and, row by row, int8 inputs."""
+class Whole4(Whole):
+    """Such products by int4 weights."""
 
     unit = lowbit.SPAN
     integers = lowbit.int4_integers
 
 
-@FORMATS.register("int8-static")
-class Int8Static(Whole, Int8):
-    """int8 weights, and int8 inputs with one scale: see `calibrate`. Inputs beyond its range become its ends."""
+@FORMATS.register("int4-dynamic")
+class Int4Dynamic(Whole4, Int4):
+    """int4 weights and, row by row, int8 inputs."""
+
+
+class Static(Whole):
+    """Formats whose inputs have one scale: see `calibrate`. Inputs beyond its range become its ends."""
 
     calibrated, for_tables = True, False
 
@@ -149,3 +153,13 @@ class Int8Static(Whole, Int8):
 
     def scale_of_rows(self, arrays: Arrays) -> float:
         return float(arrays["input_scale"])
+
+
+@FORMATS.register("int8-static")
+class Int8Static(Static, Int8):
+    """int8 weights, and int8 inputs with one scale."""
+
+
+@FORMATS.register("int4-static")
+class Int4Static(Static, Whole4, Int4):
+    """int4 weights, and int8 inputs with one scale."""

@@ -53,16 +53,22 @@ class Group:
 
 
 class Product(NamedTuple):
-    """A linear layer or convolution: `positions` products of a sample with the weight `name` of this shape."""
+    """A linear layer or convolution: `positions` products of a sample with the weight `name` of this shape.
+
+    Of each input channel it reads `places` numbers. `turned`: a convolution that may be computed in turned tiles.
+    """
 
     name: str
     shape: tuple[int, ...]
     positions: int
+    places: int
+    turned: bool = False
 
 
 class Graph(NamedTuple):
     groups: tuple[Group, ...]
     products: tuple[Product, ...]
+    uncounted: tuple[str, ...] = ()               # lines on operations with matrices whose multiply-adds are not in `products`
 
 
 class Relations:
@@ -73,6 +79,7 @@ class Relations:
         self._parent: list[int] = []
         self._why: dict[int, str] = {}            # a fixed index -> the reason
         self.products: list[Product] = []
+        self.uncounted: dict[str, None] = {}      # in order
 
     def _places(self, value: Value, dim: int) -> range:
         dim %= len(value.shape)
@@ -93,6 +100,12 @@ class Relations:
         for i, place in enumerate(self._places(a, dim_a)):
             for other in places[start + i * run:start + (i + 1) * run]:
                 self._parent[self._root(place)] = self._root(other)
+
+    def whole(self, value: Value, dim: int, run: int) -> None:
+        """Each `run` neighbouring indices are one channel, such as a head."""
+        places = self._places(value, dim)
+        for i, place in enumerate(places):
+            self._parent[self._root(place)] = self._root(places[i // run * run])
 
     def fix(self, value: Any, why: str, *dims: int) -> None:
         """None of these dims of an array (of all, if none is given) may be cut."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.nn import init
+from mpitrain.nn.lowbit import LowBitLinear, LowBitProduct, RoundedLinear
+from mpitrain.shrink.exchange import exchange
 
 PARTS = ("down", "up")                           # the parameters of an adapter
 
@@ -27,23 +30,59 @@ class LoraLinear(nn.Linear):
     weight and bias it has, under their names.
     """
 
+    alike = MappingProxyType({0: "up", 1: "down"})
+
     def __init__(self, layer: nn.Linear, rank: int, alpha: float):
         vars(self).update(vars(layer))
         if layer.fused is not None:
             self.fused, self.after = None, nn.ACTIVATIONS.resolve(layer.fused)()
-        outputs, inputs = layer.weight.global_shape
-        self.scale = alpha / rank
-        self.down = nn.Parameter((rank, inputs), init.normal(1 / math.sqrt(inputs)))
-        self.up = nn.Parameter((outputs, rank), init.zeros)
+        give_adapter(self, layer.weight.global_shape, rank, alpha)
 
     def forward(self, x: Any) -> Tensor:
-        y = ops.linear(x, self.weight, self.bias) + ops.linear(ops.linear(x, self.down) * self.scale, self.up)
+        y = ops.linear(x, self.weight, self.bias) + added(self, x)
         return y if self.after is None else self.after(y)
 
-    def merged_weight(self) -> Any:
-        """W + scale * up @ down (N, K), computed in float64 and rounded once."""
-        weight, down, up = (np.asarray(p.numpy(), np.float64) for p in (self.weight, self.down, self.up))
-        return (weight + self.scale * (up @ down)).astype(self.weight.dtype)
+    def products(self, x: Any) -> Tensor:
+        return ops.linear(x, self.weight) + added(self, x)
+
+    def plain_weight(self) -> Any:
+        """float64 W (N, K)."""
+        return np.asarray(self.weight.numpy(), np.float64)
+
+
+class LoraLowBitLinear(LowBitLinear):
+    """The same over a layer whose weight is kept in few bits, which stay as they are (Dettmers et al. 2023)."""
+
+    def __init__(self, layer: LowBitLinear, rank: int, alpha: float):
+        vars(self).update(vars(layer))
+        give_adapter(self, (layer.outputs, layer.inputs), rank, alpha)
+
+    def forward(self, x: Any) -> Tensor:
+        y: Tensor = LowBitProduct.apply(x, self.bias, layer=self) + added(self, x)
+        return y if self.after is None else self.after(y)
+
+    def plain_weight(self) -> Any:
+        """float64 (N, K) of what its bits stand for."""
+        return self.dequantized().astype(np.float64)
+
+
+def give_adapter(layer: Any, shape: Sequence[int], rank: int, alpha: float) -> None:
+    """An adapter without memory for a layer with a weight of this shape (N, K)."""
+    outputs, inputs = shape
+    layer.adapter_scale = alpha / rank
+    layer.down = nn.Parameter((rank, inputs), init.normal(1 / math.sqrt(inputs)))
+    layer.up = nn.Parameter((outputs, rank), init.zeros)
+
+
+def added(layer: Any, x: Any) -> Tensor:
+    """What the adapter of a layer adds: scale * (x @ down.T) @ up.T."""
+    return ops.linear(ops.linear(x, layer.down) * layer.adapter_scale, layer.up)
+
+
+def merged_weight(layer: Any) -> Any:
+    """W + scale * up @ down (N, K), computed in float64 and rounded once."""
+    down, up = (np.asarray(p.numpy(), np.float64) for p in (layer.down, layer.up))
+    return (layer.plain_weight() + layer.adapter_scale * (up @ down)).astype(layer.up.dtype)
 
 
 def attach(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str]) -> None:
@@ -51,46 +90,40 @@ def attach(model: nn.Module, rank: int, alpha: float, patterns: Sequence[str]) -
 
     ConfigError, by name, for a pattern without a linear layer, a weight that another layer uses too, and too large a rank.
     """
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)}
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, nn.Linear | LowBitLinear)}
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in layers):
             raise ConfigError(f'lora.layers: no linear layer is called "{pattern}"{nearest(pattern, layers)}')
     for path, layer in layers.items():
         if any(fnmatchcase(path, pattern) for pattern in patterns):
-            _refuse(model, path, layer, rank)
-            put_for(model, layer, LoraLinear(layer, rank, alpha))
+            if why := why_alone(model, path, layer, (nn.Linear, LowBitLinear)):
+                raise ConfigError(f"lora.layers: {why}; name other layers")
+            outputs, inputs = (layer.outputs, layer.inputs) if isinstance(layer, LowBitLinear) else layer.weight.global_shape
+            if rank > min(outputs, inputs):
+                raise ConfigError(f'lora.rank = {rank} is more than the rank of "{path}", whose weight is ({outputs}, {inputs}); '
+                                  f"set it to {min(outputs, inputs)} at most")
+            made = LoraLowBitLinear(layer, rank, alpha) if isinstance(layer, LowBitLinear) else LoraLinear(layer, rank, alpha)
+            exchange(model, layer, made)
+    for name, _ in model.named_parameters():
+        owner, _, part = name.rpartition(".")
+        if is_part(patterns, name) and not isinstance(dict(model.named_modules())[owner], LoraLinear | LoraLowBitLinear):
+            raise ConfigError(f'lora.layers names "{owner}" too, which has a parameter "{part}" of its own, as adapters have; '
+                              "name the linear layers alone")
 
 
-def _refuse(model: nn.Module, path: str, layer: nn.Linear, rank: int) -> None:
-    refuse_shared(model, path, layer, "lora.layers")
-    if rank > min(layer.weight.global_shape):
-        outputs, inputs = layer.weight.global_shape
-        raise ConfigError(f'lora.rank = {rank} is more than the rank of "{path}", whose weight is ({outputs}, {inputs}); set it '
-                          f"to {min(outputs, inputs)} at most")
-
-
-def refuse_shared(model: nn.Module, path: str, layer: nn.Linear, key: str) -> None:
-    """ConfigError, by name, for a layer whose weight another uses too, and for one that computes in a way of its own."""
-    users = [other for other, module in model.named_modules() if any(value is layer.weight for value in vars(module).values())]
-    if len(users) > 1:
+def why_alone(model: nn.Module, path: str, layer: Any, kinds: Sequence[type[nn.Module]] = (nn.Linear,)) -> str:
+    """Why a layer is left as it is, by name: another uses its weight too, or it computes in a way of its own; "" otherwise."""
+    weight = vars(layer).get("weight")
+    users = [other for other, module in model.named_modules() if any(value is weight for value in vars(module).values())]
+    if weight is not None and len(users) > 1:
         other = next(name for name in users if name != path)
-        raise ConfigError(f'{key}: "{path}" has one weight with "{other}", and a change of one would part them; name other '
-                          "layers")
-    if type(layer) is not nn.Linear:
-        raise ConfigError(f'{key}: "{path}" is a {type(layer).__name__}, which computes in a way of its own, not a Linear; name '
-                          "other layers")
-
-
-def put_for(model: nn.Module, layer: nn.Module, by: nn.Module) -> None:
-    """Uses `by` wherever the model uses `layer`."""
-    for _, parent in list(model.named_modules()):
-        for name, value in list(vars(parent).items()):
-            if value is layer:
-                setattr(parent, name, by)
-            elif isinstance(value, dict):
-                value.update({key: by for key, item in value.items() if item is layer})
-            elif isinstance(value, (list, tuple)) and any(item is layer for item in value):
-                setattr(parent, name, type(value)([by if item is layer else item for item in value]))
+        return f'"{path}" has one weight with "{other}", and a change of one would part them'
+    if isinstance(layer, RoundedLinear):
+        return f'"{path}" rounds its weight, as long as shrink.quantize is set'
+    if type(layer) not in kinds or weight is None:
+        names = " or ".join(kind.__name__ for kind in kinds)
+        return f'"{path}" is a {type(layer).__name__}, which computes in a way of its own, not a {names}'
+    return ""
 
 
 def is_part(patterns: Sequence[str], name: str) -> bool:
@@ -99,11 +132,16 @@ def is_part(patterns: Sequence[str], name: str) -> bool:
     return part in PARTS and any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
+def in_few_bits(model: nn.Module) -> list[str]:
+    """The layers whose adapters are beside weights in few bits."""
+    return [path for path, layer in model.named_modules() if isinstance(layer, LoraLowBitLinear)]
+
+
 def merge(adapted: nn.Module, plain: nn.Module) -> None:
     """Gives `plain`, the same model without adapters, the values of `adapted`, with its adapters added to the weights."""
     values = {name: leaf.numpy() for name, leaf in (*adapted.named_parameters(), *adapted.named_buffers())}
-    values |= {f"{path}.weight": layer.merged_weight() for path, layer in adapted.named_modules()
-               if isinstance(layer, LoraLinear)}
+    values |= {f"{path}.weight": merged_weight(layer) for path, layer in adapted.named_modules()
+               if isinstance(layer, LoraLinear | LoraLowBitLinear)}
     for name, leaf in (*plain.named_parameters(), *plain.named_buffers()):
         leaf.array[...] = values[name]
         leaf.mark_changed()

@@ -1,13 +1,13 @@
-"""Masks of pruned weights: which elements of a rank's parameters are kept, as bytes that lie as the parameters do.
+"""Masks of pruned weights: which elements are kept, a bit each.
 
-A mask is a function of the weights of the whole model. A rank keeps what belongs to the elements that it has, whole parameters or
-slices of them, so masks are cut as parameters are.
+A mask is a function of the weights of the whole model. A rank keeps the whole mask of each weight of which it has a part: bits
+are few, and so no cut of a weight needs to end where a byte does.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from mpitrain import nn
-from mpitrain.backend import Array, array_module, asnumpy
+from mpitrain.backend import Array, asnumpy
 from mpitrain.errors import ConfigError, nearest
+from mpitrain.kernels.masks import keep_bits, marks_of, to_bits
 from mpitrain.nn.init import Shape
 from mpitrain.nn.parameter import Described
-
-INTEGERS = {4: "i4", 8: "i8"}
+from mpitrain.shrink.select import Add
 
 
 @dataclass
@@ -75,7 +75,7 @@ def prunable(model: nn.Module, skip: Sequence[str] = ()) -> dict[str, Shape]:
 
 
 class Masks:
-    """The masks of the weights `shapes` (by name; of the whole model) on the elements of `storage` that this rank has.
+    """The masks of the weights `shapes` (by name; of the whole model); `storage` has the elements that this rank updates.
 
     `storage` is an `optim.optimizer.Storage`; `counts(parameter)` says whether this rank, of those with the same elements, counts
     them. All weights are kept at first.
@@ -84,40 +84,85 @@ class Masks:
     def __init__(self, storage: Any, shapes: Mapping[str, Shape], counts: Callable[[Any], bool]):
         self.storage, self.shapes, self.counts = storage, dict(shapes), counts
         self.segments = [s for s in storage.segments if s.parameter.key in self.shapes]
-        self.kept: Array = storage.device.xp.ones(storage.values.shape, "uint8")
+        names = {s.parameter.key for s in self.segments}
+        self.put({name: to_bits(np.ones(math.prod(shape), np.uint8)) for name, shape in self.shapes.items() if name in names})
 
-    def views(self) -> Iterator[tuple[Any, Array]]:
-        """Each segment that is pruned, with its part of the mask, flat."""
-        return ((s, self.kept[s.start:s.stop]) for s in self.segments)
+    def put(self, bits: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """The masks become these, of the whole weights of which this rank has parts, by name."""
+        self.bits = dict(bits)
+        xp = self.storage.device.xp
+        self._own: dict[str, Array] = {s.parameter.name: xp.asarray(self._cut(s.parameter)) for s in self.segments}
+
+    def _cut(self, leaf: Described) -> np.ndarray[Any, Any]:
+        """The bits of a parameter's part on this rank."""
+        whole = self.bits[leaf.key]
+        if leaf.shape == leaf.global_shape:
+            return whole
+        marks = self.marks(leaf.key)
+        own: np.ndarray[Any, Any] = np.empty(leaf.shape, np.uint8)
+        for box in leaf.boxes():
+            own[box.own] = marks[tuple(slice(start, start + s.stop - s.start) for start, s in zip(box.start, box.own))]
+        found: np.ndarray[Any, Any] = to_bits(own.reshape(-1))
+        return found
+
+    def marks(self, name: str) -> np.ndarray[Any, Any]:
+        """1 where an element of a whole weight is kept, and 0 where it is pruned; for a weight of which this rank has a part."""
+        shape = self.shapes[name]
+        found: np.ndarray[Any, Any] = marks_of(self.bits[name], 0, math.prod(shape)).reshape(shape)
+        return found
 
     def layers(self) -> list[Layer]:
         """All weights, in one order on all ranks, with copies of this rank's values; what is written to `kept` there is the mask
         after `take`."""
         found = {name: Layer(name, shape) for name, shape in self.shapes.items()}
-        for s, kept in self.views():
-            found[s.parameter.key].parts.append(Part(s.parameter, s.first, asnumpy(self.storage.values[s.start:s.stop]),
-                                                     np.ones(kept.size, np.uint8), self.counts(s.parameter)))
+        for s in self.segments:
+            values = asnumpy(self.storage.values[s.start:s.stop])
+            found[s.parameter.key].parts.append(Part(s.parameter, s.first, values, np.ones(values.size, np.uint8),
+                                                     self.counts(s.parameter)))
         return list(found.values())
 
-    def take(self, layers: Sequence[Layer]) -> None:
-        """The masks become those of `layers`."""
-        parts = {(part.leaf.name, part.first): part.kept for layer in layers for part in layer.parts}
-        for s, kept in self.views():
-            kept[...] = array_module(kept).asarray(parts[s.parameter.name, s.first])
+    def take(self, layers: Sequence[Layer], add: Add) -> None:
+        """The masks become those of `layers`. It communicates: each element has a bit on the rank that counts it, and bits are
+        added."""
+        found = {}
+        for layer in layers:
+            marks = np.zeros(layer.shape, np.uint8)
+            for part in layer.parts:
+                if part.counts:
+                    for view, start in part.leaf.pieces(part.kept, part.first):
+                        marks[tuple(slice(a, a + n) for a, n in zip(start, view.shape))] = view != 0
+            bits = np.zeros(-(-layer.size // 64) * 8, np.uint8)
+            bits[:-(-layer.size // 8)] = to_bits(marks.reshape(-1))
+            add(bits.view(np.int64))
+            if layer.name in self.bits:
+                found[layer.name] = bits[:-(-layer.size // 8)].copy()
+        self.put(found)
 
     def apply(self, segments: Sequence[Any] | None = None) -> None:
-        """Zeros where the weights of `segments` (default: all) are pruned. A product of whole numbers: no NaN, and no -0."""
-        for s in self.segments if segments is None else segments:
-            if s.parameter.key in self.shapes and s.stop > s.start:
-                values = self.storage.values[s.start:s.stop]
-                whole = values.view(INTEGERS[values.dtype.itemsize])
-                whole *= self.kept[s.start:s.stop]
+        """Zeros where the weights of `segments` (default: all) are pruned."""
+        chosen = self.segments if segments is None else segments
+        self.clear((s, self.storage.values[s.start:s.stop]) for s in chosen)
+        for s in chosen:
+            if s.parameter.key in self.shapes:
                 s.parameter.mark_changed()
+
+    def clear(self, arrays: Iterable[tuple[Any, Array]]) -> None:
+        """Zeros where the weight of a segment is pruned, in a flat array for each."""
+        for s, values in arrays:
+            if s.parameter.key in self.shapes and values.size:
+                bits = self._own[s.parameter.name]
+                keep_bits(values, asnumpy(bits) if type(values) is np.ndarray else bits, s.first)
 
     def zeros(self) -> dict[str, int]:
         """How many elements of each weight are pruned, of those that this rank counts."""
         found = dict.fromkeys(self.shapes, 0)
-        for s, kept in self.views():
+        for s in self.segments:
             if self.counts(s.parameter):
-                found[s.parameter.key] += int(kept.size) - int(kept.sum(dtype="int64"))
+                n = s.stop - s.start
+                found[s.parameter.key] += n - int(marks_of(self._own[s.parameter.name], s.first, n).sum(dtype="int64"))
         return found
+
+    def written_here(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The bits of the weights whose first element is counted by this rank: of each weight on one rank."""
+        return {s.parameter.key: self.bits[s.parameter.key] for s in self.segments
+                if s.first == 0 and s.stop > s.start and not any(s.parameter.offset) and self.counts(s.parameter)}

@@ -15,11 +15,14 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from mpitrain import nn
+from mpitrain.arguments import call_with
 from mpitrain.errors import ConfigError, NumericsError, ShapeError, nearest
 from mpitrain.nn.lowbit import Format, LowBitEmbedding, LowBitLinear, RoundedLinear
+from mpitrain.nn.sparse import SparseLinear
+from mpitrain.shrink.exchange import exchange
 from mpitrain.shrink.formats import FORMATS
 
-LEAST = 1 << 16               # weights of a layer from which on few bits pay: below, its float weight stays in the L2 cache
+METHODS = ("leaves", "quantize", "dequantize")                # that a format has to define
 SMALL = "and few bits pay from"
 
 
@@ -31,20 +34,20 @@ class Chosen:
     left: list[tuple[str, str]]
 
 
-def choose(model: nn.Module, name: str, skip: Sequence[str] = (), folder: Path | None = None, least: int = LEAST) -> Chosen:
+def choose(model: nn.Module, name: str, skip: Sequence[str] = (), folder: Path | None = None, least: int | None = None) -> Chosen:
     """The layers that get the format `name` by the default rule, a function of shapes alone. `skip`: patterns with * of paths.
-    Layers with fewer weights than `least` stay in floats.
+    Layers with fewer weights than `least` stay in floats; None: than the format's own bound.
 
     ConfigError where a pattern matches no layer, and where nothing is left to quantize.
     """
     format = find(name, folder)
-    layers = dict(weighted(model))
+    layers, bound = dict(weighted(model)), format.least if least is None else least
     for pattern in skip:
         if not any(fnmatchcase(path, pattern) for path in layers):
             raise ConfigError(f'skip: no layer with a weight matches "{pattern}"{nearest(pattern, layers)}')
     formats, left = {}, []
     for path, layer in layers.items():
-        if why := "it is to be skipped" if any(fnmatchcase(path, p) for p in skip) else stays(layer, format, least):
+        if why := "it is to be skipped" if any(fnmatchcase(path, p) for p in skip) else stays(layer, format, bound):
             left.append((path, why))
         else:
             formats[path] = name
@@ -54,10 +57,27 @@ def choose(model: nn.Module, name: str, skip: Sequence[str] = (), folder: Path |
     return Chosen(formats, left)
 
 
+def gaining(chosen: Chosen, gains: Mapping[str, float | None], rows: int) -> Chosen:
+    """`chosen` without the layers that are slower in few bits, as `measure.effects` found on so many rows at a time. ConfigError
+    where none is left."""
+    slower = {path: f"{name} runs at {gains[path]:.2f} times the speed of floats here, {counted(rows)}"
+              for path, name in chosen.formats.items() if (gains.get(path) or 1) < 1}
+    if len(slower) == len(chosen.formats):
+        raise ConfigError("nothing to quantize: " + "; ".join(f"{path}: {why}" for path, why in list(slower.items())[:3])
+                          + "; take another format, another --measure, or leave it out")
+    return Chosen({path: name for path, name in chosen.formats.items() if path not in slower}, chosen.left + list(slower.items()))
+
+
+def counted(rows: int) -> str:
+    return f"on {rows} rows at a time" if rows > 1 else "row by row"
+
+
 def cure(layers: Mapping[str, nn.Module], left: Sequence[tuple[str, str]]) -> str:
     """What to do where all these layers stay in floats; "" where nothing helps."""
     if any(isinstance(layer, LowBitLinear | LowBitEmbedding) for layer in layers.values()):
         return "; quantize the run of floats that this one was made of"
+    if any("down" in vars(layer) for layer in layers.values()):
+        return "; layers in factors (model.ranks) have no form in few bits: quantize the run that was factored"
     return "; --least 0 (in a run, shrink.least = 0) takes small layers too" if any(SMALL in why for _, why in left) else ""
 
 
@@ -69,7 +89,7 @@ def weighted(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def stays(layer: nn.Module, format: Format, least: int = LEAST) -> str:
+def stays(layer: nn.Module, format: Format, least: int) -> str:
     """Why the default rule leaves a layer in floats; "" where it gets the format."""
     if isinstance(layer, LowBitLinear | LowBitEmbedding):
         return "it is in few bits already"
@@ -86,7 +106,7 @@ def stays(layer: nn.Module, format: Format, least: int = LEAST) -> str:
 
 def is_ours(layer: nn.Module) -> bool:
     """Whether a layer computes what `Linear` or `Embedding` does, and so can be replaced."""
-    if isinstance(layer, RoundedLinear):
+    if isinstance(layer, RoundedLinear | SparseLinear):
         return True
     if isinstance(layer, nn.Embedding):
         return type(layer).forward is nn.Embedding.forward and layer.max_norm is None
@@ -98,9 +118,11 @@ def find(name: Any, folder: Path | None = None) -> Format:
     if not isinstance(name, str):
         raise ConfigError(f"a format is a name, such as \"int8\", found {name!r}")
     kind: Any = FORMATS.resolve(name, folder)
-    made = kind() if callable(kind) else kind
+    made = call_with(kind, {}, f'format "{name}", called without arguments,', "format") if callable(kind) else kind
     if not isinstance(made, Format):
         raise ConfigError(f'format "{name}" must give an mpitrain.nn.Format, found a {type(made).__name__}')
+    if missing := [method for method in METHODS if getattr(type(made), method) is getattr(Format, method)]:
+        raise ConfigError(f'format "{name}": {type(made).__name__} does not define {" and ".join(missing)}')
     return made
 
 
@@ -117,25 +139,23 @@ def in_formats(model: nn.Module, formats: Mapping[str, Any], folder: Path | None
             raise ConfigError(f'model.formats: "{path}" is a {type(layer).__name__}, which has no form in few bits; leave it out')
         made: nn.Module = LowBitEmbedding.of(layer, format) if isinstance(layer, nn.Embedding) else \
             LowBitLinear.of(cast(nn.Linear, layer), format)
-        for module in modules.values():
-            module.replace(layer, made)
+        exchange(model, layer, made)
 
 
 def rounded_anew(model: nn.Module, name: str, skip: Sequence[str], folder: Path | None, least: int) -> None:
     """Has the linear layers that `choose` would choose round their weights at each forward; before memory is given."""
     format, layers = find(name, folder), dict(model.named_modules())
     if format.calibrated:
-        raise ConfigError(f'shrink.quantize = "{name}": the range of inputs changes while a run trains; set it to "int8", and '
-                          f"quantize the trained run to {name}")
+        weights = name.partition("-")[0]
+        raise ConfigError(f'shrink.quantize = "{name}": the range of inputs changes while a run trains; set it to "{weights}", '
+                          f"and quantize the trained run to {name}")
     chosen = choose(model, name, skip, folder, least)
     found = [path for path in chosen.formats if isinstance(layers[path], nn.Linear)]
     if not found:
         raise ConfigError(f'shrink.quantize = "{name}": the model has no linear layer for it')
     for path in found:
         layer = cast(nn.Linear, layers[path])
-        made = RoundedLinear.of(layer, format)
-        for module in layers.values():
-            module.replace(layer, made)
+        exchange(model, layer, RoundedLinear.of(layer, format))
 
 
 def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None = None,
@@ -150,36 +170,63 @@ def quantize(model: nn.Module, formats: Mapping[str, str], folder: Path | None =
     layers, precision, scales = dict(model.named_modules()), model.storage.precision, input_scales or {}
     weights = {path: np.array(vars(layers[path])["weight"].array, np.float32) for path in formats if path in layers
                and isinstance(vars(layers[path]).get("weight"), nn.Parameter)}
-    values = {name: np.array(array) for name, array in model.state_dict().items()}
+    values = {f"{path}.{name}": np.array(leaf.array) for path, layer in layers.items()       # under each name of a tied weight
+              for name, leaf in vars(layer).items() if isinstance(leaf, nn.Parameter)}
+    values |= {name: np.array(array) for name, array in model.state_dict().items()}
     in_formats(model, formats, folder)
     rows = []
     for path, layer in model.named_modules():
         if path in weights and isinstance(layer, LowBitLinear | LowBitEmbedding):
-            try:
-                arrays = layer.format.quantize(weights[path])
-            except (ShapeError, NumericsError) as error:
-                raise type(error)(f'layer "{path}": {error.message}') from None
+            arrays = arrays_of(path, formats[path], layer.format, weights[path], scales)
             values |= {f"{path}.{name}": array for name, array in arrays.items()}
-            if layer.format.calibrated:
-                if path not in scales:
-                    raise ConfigError(f'layer "{path}": the format "{formats[path]}" needs the range of its inputs; calibrate it')
-                values[f"{path}.input_scale"] = np.array(scales[path], np.float32)
-            rows.append(Row.of(path, formats[path], weights[path], layer.format.dequantize(arrays, layer.inputs),
+            kept = of_shape(path, formats[path], "dequantize", layer.format.dequantize(arrays, layer.inputs), weights[path].shape)
+            rows.append(Row.of(path, formats[path], weights[path], kept,
                                sum(array.nbytes for array in arrays.values())))
     model.initialize(0, precision)
     model.load_state_dict({name: values[name] for name in model.state_dict()})
     return rows
 
 
+def arrays_of(path: str, name: str, format: Format, weight: Any, input_scales: Mapping[str, float]) -> dict[str, Any]:
+    """All arrays of a layer in the format called `name`.
+
+    NumericsError and ShapeError, which name the layer, of `Format.quantize`; ConfigError where a calibrated format has no scale,
+    or a user's own gives other arrays than it says.
+    """
+    try:
+        arrays = format.quantize(weight)
+    except (ShapeError, NumericsError) as error:
+        raise type(error)(f'layer "{path}": {error.message}') from None
+    if format.calibrated:
+        if path not in input_scales:
+            raise ConfigError(f'layer "{path}": the format "{name}" needs the range of its inputs; calibrate it')
+        arrays["input_scale"] = np.array(input_scales[path], np.float32)
+    described = format.leaves(*weight.shape)
+    found = {key: (array.shape, array.dtype.name) for key, array in arrays.items()}
+    if found != {key: (tuple(shape), dtype) for key, (shape, dtype) in described.items()}:
+        raise ConfigError(f'layer "{path}": the format "{name}" says its arrays are {described}, and quantize gave {found}')
+    return arrays
+
+
+def of_shape(path: str, name: str, method: str, found: Any, shape: tuple[int, ...]) -> Any:
+    """`found`, what a method of a format gave. ConfigError where that has another shape."""
+    if getattr(found, "shape", None) != shape:
+        raise ConfigError(f'layer "{path}": {method} of the format "{name}" must give an array {shape}, found '
+                          f"{getattr(found, 'shape', type(found).__name__)}")
+    return found
+
+
 class Row(NamedTuple):
     """A layer in few bits: bytes of its weight then and now, and the root mean square of the weight's error over that of the
-    weight."""
+    weight; of its outputs' and the gain see `measure.Effect`."""
 
     path: str
     format: str
     bytes_before: int
     bytes_after: int
     error: float
+    output_error: float | None = None
+    gain: float | None = None
 
     @classmethod
     def of(cls, path: str, format: str, weight: Any, kept: Any, nbytes: int) -> Row:

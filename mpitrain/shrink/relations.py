@@ -1,5 +1,5 @@
-"""The rules of channels of our own Functions: see `shrink.graph`. Of attention, products of two activations, softmax and
-reductions there are none: their channels stay."""
+"""The rules of channels of our own Functions: see `shrink.graph`. Of products of two activations and softmax there are none:
+their channels stay."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from mpitrain.autograd import Operation, Value
 from mpitrain.ops.activation import LeakyRelu, Pointwise, Softplus
+from mpitrain.ops.attention import SelfAttention
 from mpitrain.ops.binary import Binary
 from mpitrain.ops.conv import Conv2d
 from mpitrain.ops.creation import Clone, ToFloat32
@@ -19,6 +20,7 @@ from mpitrain.ops.linalg import Linear
 from mpitrain.ops.normalisation import BatchNorm, FixedNorm
 from mpitrain.ops.pool import MaxPool, MeanPool, Subsample
 from mpitrain.ops.rectifiers import Elu, Hardsigmoid, Hardswish, Hardtanh, Shrink, Threshold
+from mpitrain.ops.reduce import Extremum, LogSumExp, Mean, Sum, Variance
 from mpitrain.ops.shape import Reshape, Transpose
 from mpitrain.ops.unary import Square, Unary
 from mpitrain.shrink.graph import Product, Relations, relates
@@ -48,7 +50,8 @@ def _linear(relations: Relations, operation: Operation) -> None:
         relations.link(x, dim, y, dim)
     if bias is not None:
         relations.link(bias, 0, weight, 0)
-    relations.products.append(Product(weight.name, weight.shape, math.prod(y.shape[1:-1])))
+    positions = math.prod(y.shape[1:-1])
+    relations.products.append(Product(weight.name, weight.shape, positions, positions))
 
 
 @relates(Conv2d)
@@ -65,7 +68,9 @@ def _convolution(relations: Relations, operation: Operation) -> None:
         relations.link(bias, 0, weight, 0)
     for value in (x, y):
         relations.fix(value, "it is no channel, but a place of the image", 2, 3)
-    relations.products.append(Product(weight.name, weight.shape, math.prod(y.shape[2:])))
+    window = operation.attributes["window"]
+    turned = window.kernel == (3, 3) and window.stride == window.dilation == (1, 1)
+    relations.products.append(Product(weight.name, weight.shape, math.prod(y.shape[2:]), math.prod(x.shape[2:]), turned))
 
 
 @relates(BatchNorm, FixedNorm)
@@ -105,11 +110,36 @@ def _subsample(relations: Relations, operation: Operation) -> None:
         relations.fix(value, "it is no channel, but a place of the image", 2, 3)
 
 
+@relates(Mean, Sum, Extremum, Variance, LogSumExp)
+def _reduction(relations: Relations, operation: Operation) -> None:
+    """What is reduced over stays: a mean over fewer is another."""
+    x, (y,) = operation.inputs[0], operation.outputs
+    dim, kept = operation.attributes["dim"], operation.attributes["keepdim"]
+    over = {d % len(x.shape) for d in (range(len(x.shape)) if dim is None else dim if isinstance(dim, tuple) else (dim,))}
+    relations.fix(x, f"{operation.name} goes over them", *over)
+    stay = [d for d in range(len(x.shape)) if kept or d not in over]
+    for place, d in enumerate(stay):
+        if d not in over:
+            relations.link(x, d, y, place)
+
+
 @relates(Embedding)
 def _embedding(relations: Relations, operation: Operation) -> None:
     weight, y = next(x for x in operation.inputs if isinstance(x, Value) and x.name), operation.outputs[0]
     relations.link(weight, 1, y, -1)
     relations.fix(weight, "it is the table's number of rows", 0)
+
+
+@relates(SelfAttention)
+def _self_attention(relations: Relations, operation: Operation) -> None:
+    """A head's queries, keys and values go together, and its outputs with them: heads are cut whole."""
+    qkv, y = operation.inputs[0], operation.outputs[0]
+    inner = y.shape[2]
+    relations.link(qkv, 0, y, 0)
+    relations.link(qkv, 1, y, 1)
+    relations.whole(y, 2, inner // operation.attributes["heads"])
+    for part in range(3):
+        relations.link(y, 2, qkv, 2, start=part * inner)
 
 
 @relates(Transpose)

@@ -25,10 +25,12 @@ def trace(model: nn.Module, rows: Any) -> Graph:
         for value in operation.outputs:
             if value not in read or operation is operations[-1]:
                 found.fix(value, "it is the model's output")
-    return Graph(found.groups(), tuple(found.products))
+    return Graph(found.groups(), tuple(found.products), tuple(found.uncounted))
 
 
 def _unknown(found: Relations, operation: Operation) -> None:
     where = f" of {operation.path}" if operation.path else ""
+    if any(isinstance(value, Value) and value.name and len(value.shape) > 1 for value in operation.inputs):
+        found.uncounted[f"the work of the operation {operation.name}{where} is not counted: it has no rule of channels"] = None
     for value in (*operation.inputs, *operation.outputs):
         found.fix(value, f"there is no rule of channels for the operation {operation.name}{where}")

@@ -3,11 +3,16 @@
 A verb imports its dependencies when it runs: all verbs are imported for each command.
 """
 
-from argparse import ArgumentParser, ArgumentTypeError
+from __future__ import annotations
+
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from mpitrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mpitrain.train.build.saved import SavedModel
 
 
 class Parser(ArgumentParser):
@@ -25,6 +30,60 @@ def add_made(parser: ArgumentParser, of: str = "a run folder") -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace what is in RUN2")
     parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
     add_step(parser)
+
+
+CALIBRATE = 512                                   # training rows
+
+
+def add_calibrate(parser: ArgumentParser, use: str) -> None:
+    """``--calibrate ROWS``: `options.calibrate`, a number of training rows, or None: see `calibrate_rows`."""
+    parser.add_argument("--calibrate", type=rows, metavar="ROWS", help=f"training rows {use} (default: {CALIBRATE})")
+
+
+def calibrate_rows(options: Namespace, used: bool, what: str) -> int:
+    """How many training rows are looked at. UsageError where a number was given, and `what` looks at none."""
+    if options.calibrate is not None and not used:
+        raise UsageError(f"--calibrate {options.calibrate} does nothing: {what} looks at no training rows; leave it out")
+    return CALIBRATE if options.calibrate is None else int(options.calibrate)
+
+
+def rows(text: str) -> int:
+    """A number of rows, of an argument."""
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise ArgumentTypeError(f"must be at least 1 row, found {text}")
+    return int(text)
+
+
+def is_first() -> bool:
+    """Whether this process is to do what a verb does in one: rank 0 of those that a launcher started. The others would write the
+    same files beside it."""
+    from mpitrain.comm.job.start import launched_rank
+    return launched_rank()[0] == 0
+
+
+def refuse_made(saved: SavedModel, what: str) -> None:
+    """UsageError where a run's weights are in few bits, are rounded or go with adapters, and it cannot be cut, or factored:
+    `what`."""
+    from mpitrain.config.shrinking import floats
+    from mpitrain.train.build.adapted import refuse_adapters
+    if saved.config.model.formats:
+        raise UsageError(f"the run is in few bits (model.formats), and cannot be {what}; take the run it was made of, and "
+                         "quantize what comes of it")
+    if how := saved.config.shrink.quantize:
+        raise UsageError(f'the run computes with its weights rounded to "{how}" (shrink.quantize), and its floats can be {what}: '
+                         f"give {floats(saved.config.shrink)}, and train what comes of it with shrink.quantize again")
+    refuse_adapters(saved)
+
+
+def two_rows(saved: SavedModel) -> Any:
+    """The first training samples, as the model takes them, to record it with."""
+    import numpy as np
+
+    from mpitrain.data.loader import SampleReader
+    from mpitrain.plan.inspect import open_data
+    inputs = open_data(saved.config)
+    x, _ = SampleReader(inputs.training, saved.transforms).read(np.asarray(inputs.train_rows[:2], np.int64))
+    return x if inputs.tokens else np.asarray(x, next(iter(saved.model.parameters())).dtype)
 
 
 def add_step(parser: ArgumentParser) -> None:

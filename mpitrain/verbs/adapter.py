@@ -6,8 +6,8 @@ import json
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from mpitrain import verbs
 from mpitrain.comm.job.guard import Process
-from mpitrain.verbs import add_step
 
 HELP = "write the adapters of a run alone, a small part of its checkpoint; needs no MPI"
 
@@ -15,10 +15,12 @@ HELP = "write the adapters of a run alone, a small part of its checkpoint; needs
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run with [lora]")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="an empty folder, or a new one")
-    add_step(parser)
+    verbs.add_step(parser)
 
 
 def run(options: Namespace, process: Process) -> int:
+    if not verbs.is_first():
+        return 0
     from mpitrain.errors import UsageError
     from mpitrain.train.build.adapted import write
     from mpitrain.train.build.saved import load

@@ -3,45 +3,89 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
+from typing import TYPE_CHECKING, Any
 
 from mpitrain import verbs
 from mpitrain.comm.job.guard import Process
+from mpitrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mpitrain.config import Config
+    from mpitrain.nn import Module
+    from mpitrain.shrink.cut import Chosen
+    from mpitrain.train.build.saved import SavedModel
 
 HELP = "make a run with fewer channels from a trained one; needs no MPI"
+IMPORTANCE = ("l2", "taylor")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     verbs.add_made(parser)
     parser.add_argument("--work", type=float, required=True, help="the share of multiply-adds that may be left: 0.5")
+    parser.add_argument("--importance", choices=IMPORTANCE, default="l2",
+                        help="of channels: the L2 norm of their weights, or how much the loss depends on them (default: l2)")
+    verbs.add_calibrate(parser, "that show how much, for taylor")
 
 
 def run(options: Namespace, process: Process) -> int:
-    import numpy as np
-
-    from mpitrain.config import changed
-    from mpitrain.data.loader import SampleReader
-    from mpitrain.plan.inspect import open_data
-    from mpitrain.shrink.cut import choose, transfer
+    count = verbs.calibrate_rows(options, options.importance == "taylor", f"--importance {options.importance}")
+    if options.importance != "taylor" and not verbs.is_first():
+        return 0
+    from mpitrain.shrink.cut import choose
+    from mpitrain.shrink.importance import norms
     from mpitrain.shrink.tracing import trace
+    from mpitrain.train.build.saved import load
+    saved, first = load(options.folder, options.step, options.arguments), True
+    _refuse_made(saved)
+    rows = verbs.two_rows(saved)
+    graph = trace(saved.model, rows)
+    importance = norms(saved.model)
+    if options.importance == "taylor":
+        from mpitrain.run.saved_run import SavedRun, with_whole_models
+        with SavedRun.of_job(with_whole_models(saved.config), process) as started:
+            importance, first = started.sensitivities(saved, graph, count), started.comm.rank == 0
+    if first:
+        write(options, saved, choose(saved.model, graph, importance, options.work), rows)
+    return 0
+
+
+def _refuse_made(saved: SavedModel) -> None:
+    """UsageError for a run that is factored: its layers go with the sizes that they were made for."""
+    verbs.refuse_made(saved, "cut")
+    if saved.config.model.ranks:
+        raise UsageError("the run is factored (model.ranks), and its channels cannot be cut; cut the run it was made of, and "
+                         "factor what is left")
+
+
+def _refuse_mesh(model: Module, config: Config) -> None:
+    """MeshError where the run's own mesh.tp does not divide the new sizes; mesh.tp may be given with the verb."""
+    if config.mesh.tp > 1:
+        from mpitrain.placement.tensor_plan import narrow, read_plan
+        narrow(read_plan(model, config.mesh.plan or model.plan), 0, config.mesh.tp)
+
+
+def write(options: Namespace, saved: SavedModel, chosen: Chosen, rows: Any) -> None:
+    """The cut run, and what was done."""
+    from mpitrain.config import changed
+    from mpitrain.shrink.cut import transfer
     from mpitrain.train.build.model import make_model
-    from mpitrain.train.build.saved import load, save
-    saved = load(options.folder, options.step, options.arguments)
-    inputs, model = open_data(saved.config), saved.model
-    x, _ = SampleReader(inputs.training, saved.transforms).read(np.asarray(inputs.train_rows[:2], np.int64))
-    rows = x if inputs.tokens else np.asarray(x, next(iter(model.parameters())).dtype)
-    graph = trace(model, rows)
-    chosen = choose(model, graph, options.work)
-    arguments = {"arguments": {**saved.config.model.arguments, **chosen.sizes}}
-    smaller = make_model(changed(saved.config, model=arguments))
-    smaller.initialize(saved.config.run.seed, saved.config.train.precision)
-    transfer(model, smaller, chosen, rows)
-    made = {"by": "cut", "of": str(options.folder), "step": saved.step, "work": chosen.work, "left": list(chosen.left)}
-    out = save(options.out, saved.made_into(smaller.requires_grad_(False), model=arguments), made, overwrite=options.overwrite)
+    from mpitrain.train.build.saved import save
+    model = saved.config.model
+    keys = {"arguments": {**model.arguments, **chosen.sizes}, "shapes": {**model.shapes, **chosen.shapes}}
+    config = changed(saved.config, model=keys)
+    _refuse_mesh(make_model(config), config)
+    smaller = make_model(config)
+    smaller.initialize(config.run.seed, config.train.precision)
+    transfer(saved.model, smaller, chosen, rows)
+    made = {"by": "cut", "of": str(options.folder), "step": saved.step, "importance": options.importance, "work": chosen.work,
+            "left": list(chosen.left)}
+    out = save(options.out, saved.made_into(smaller.requires_grad_(False), model=keys), made, overwrite=options.overwrite)
     for line in chosen.left:
         print(line)
-    for key, sizes in chosen.sizes.items():
-        print(f"model.{key} = {sizes}, was {chosen.before[key]}")
-    share = smaller.count_parameters() / model.count_parameters()
+    for key, sizes in chosen.before.items():
+        print(f"model.{key} = {chosen.sizes[key]}, was {sizes}")
+    for name, shape in chosen.shapes.items():
+        print(f"{name}: {shape}, was {list(saved.model.state_dict()[name].shape)}")
+    share = smaller.count_parameters() / saved.model.count_parameters()
     print(f"{out}: {chosen.work:.3f} of the work and {share:.3f} of the parameters are left; go on with: "
           f"mpitrain train {out / 'config.toml'} model.init_from={out.resolve()} run.out=...")
-    return 0

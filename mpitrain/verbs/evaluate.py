@@ -8,7 +8,8 @@ from pathlib import Path
 
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
-from mpitrain.config import load_run
+from mpitrain.config import changed, load_run
+from mpitrain.config.sections import DistilConfig
 from mpitrain.verbs import add_step
 
 HELP = "the metrics of a run's newest checkpoint, of a step, or of the best one"
@@ -22,11 +23,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, process: Process) -> int:
-    from mpitrain.run import Run
+    from mpitrain.run.saved_run import SavedRun
     from mpitrain.train.observers.log import plain_values
     with guard.symmetric():
-        config = load_run(options.folder, options.arguments)
-    with Run.of_job(config, process) as started:
+        config = changed(load_run(options.folder, options.arguments), distil=vars(DistilConfig()))     # nothing is learned here
+    with SavedRun.of_job(config, process) as started:
         found = started.evaluate(options.folder, options.step)
         if started.comm.rank == 0:
             print(json.dumps({"step": found.step, "split": "validation", **plain_values(found.metrics)}), flush=True)

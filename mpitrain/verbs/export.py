@@ -5,8 +5,8 @@ from __future__ import annotations
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 
+from mpitrain import verbs
 from mpitrain.comm.job.guard import Process
-from mpitrain.verbs import add_step
 
 HELP = "a run's model as safetensors, a PyTorch state_dict or ONNX; needs no MPI"
 
@@ -20,16 +20,21 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--cache", action="store_true", help="ONNX of a gpt: keys and values of earlier tokens go in and out")
     parser.add_argument("--input", type=_shape, default=(), metavar="CxHxW", help="ONNX: the shape of a sample, where the model "
                         "takes several")
+    parser.add_argument("--dtype", choices=("float16", "bfloat16"), default="", help="of files of tensors: floats are rounded so")
+    parser.add_argument("--dequantize", action="store_true", help="layers in few bits as the floats that they stand for")
     parser.add_argument("--overwrite", action="store_true", help="replace a file that is there")
-    add_step(parser)
+    verbs.add_step(parser)
     parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 
 
 def run(options: Namespace, process: Process) -> int:
+    if not verbs.is_first():
+        return 0
     from mpitrain.interchange.exporting import Wanted, export
     from mpitrain.train.build.saved import load
     saved = load(options.folder, options.step, options.arguments)
-    export(saved, Wanted(options.file, options.names, options.overwrite, options.cache, options.input))
+    export(saved, Wanted(options.file, options.names, options.overwrite, options.cache, options.input, options.dtype,
+                         options.dequantize))
     return 0
 
 

@@ -37,9 +37,11 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.data.unlabelled import describe_rows
     from mpitrain.infer import output
     from mpitrain.infer.predict import predict
-    from mpitrain.run import Run
+    from mpitrain.run.saved_run import SavedRun
     with guard.symmetric():
-        config = changed(load_run(options.folder, options.arguments), train={"threads": 1})     # those of BLAS change bits
+        # Sharding is for what training keeps: parameters alone are whole on each rank, unless the user says otherwise.
+        config = load_run(options.folder, ["comm.sharding=none", *options.arguments])
+        config = changed(config, train={"threads": 1})                                         # those of BLAS change bits
         if options.x == "":
             raise UsageError("--x is the name of a dataset, found none; leave it out, or give one")
 
@@ -49,7 +51,7 @@ def run(options: Namespace, process: Process) -> int:
                       overwrite=options.overwrite)
         return {"training": found}
 
-    with Run.of_job(config, process, look=look) as started:
+    with SavedRun.of_job(config, process, look=look) as started:
         done = predict(started, options.folder, options.out, step=options.step, keep=options.keep,
                        inverse=options.inverse, resume=options.resume)
         if started.comm.rank == 0:

@@ -13,6 +13,7 @@ from launch import mpirun
 import mpitrain
 from mpitrain.cli import main
 from mpitrain.data.content import identity
+from mpitrain.data.importers import import_text
 from mpitrain.data.transforms import Standardise
 from mpitrain.data.unlabelled import describe_rows
 from mpitrain.errors import ConfigError, DataError, ShapeError, UsageError
@@ -33,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with h5py.File(folder / "u.h5", "w") as file:
         file["x"], file["y"] = rng.integers(0, 9, (128, 5)).astype(np.uint8), rng.integers(0, 3, 128)
     (folder / "run.toml").write_text("")
-    for out, keys in (("gpt", GPT), ("own", OWN)):
+    for out, keys in (("gpt", GPT), ("own", OWN), ("raw", (*OWN, "data.transform=[]"))):
         done = mpirun(1, "-m", "mpitrain", "train", "run.toml", *keys, "data.validation=0", "train.steps=1", f"run.out={out}",
                       cwd=folder)
         assert done.rc == 0, done.err
@@ -86,6 +87,19 @@ def test_rows_of_another_width_are_refused_with_both(folder: Path, width: int) -
     assert wanted in caught.value.message and f"rows have shape ({width},)" in caught.value.message
 
 
+def test_whole_numbers_that_the_model_would_round_are_refused_by_python_as_by_the_verb(folder: Path) -> None:
+    x = np.ones((70, 5), np.int64)
+    x[66, 2] = (1 << 24) + 1
+    np.save(folder / "large.npy", x)
+    done = predict(folder, "raw", "large.npy")
+    assert done.rc == 65 and "but not 16777217" in done.error_lines[0] and "row=66" in done.error_lines[0], done.err
+    model = mpitrain.load(folder / "raw")
+    with pytest.raises(DataError, match="row=66: .* but not 16777217") as caught:
+        model.predict(x)
+    assert caught.value.row == 66
+    assert model.predict(x.astype(np.float32)).shape == (70, 3)
+
+
 def test_tokens_are_refused_with_advice_about_the_rows(folder: Path) -> None:
     done = predict(folder, "gpt", "unknown.npy")
     wanted = "token 9 is not in 0 ... 7: the model knows 8 tokens"
@@ -98,6 +112,13 @@ def test_tokens_are_refused_with_advice_about_the_rows(folder: Path) -> None:
     assert "model.block" not in done.err
     with pytest.raises(ShapeError, match="; change the rows: one has at most 8 tokens$"):
         model.predict(np.load(folder / "long.npy"))
+
+
+def test_a_folder_of_text_has_no_rows_to_predict(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ab" * 50)
+    import_text(tmp_path / "a.txt", tmp_path / "text")
+    with pytest.raises(DataError, match=r"a text in one piece, .* give rows of tokens, integers of shape \(rows, length\)"):
+        describe_rows(tmp_path / "text")
 
 
 def test_python_speaks_of_its_own_arguments(folder: Path) -> None:

@@ -64,6 +64,19 @@ def values(path: Path) -> Any:
         return file["predictions"][()]
 
 
+def values_of(path: Path) -> Any:
+    with h5py.File(path) as file:
+        return file["x"][()]
+
+
+def test_a_run_in_bfloat16_predicts_in_python_what_the_verb_does(run: Path) -> None:
+    done = mpirun(1, "-m", "mpitrain", "train", *KEYS, "train.precision=bfloat16", "run.out=low", cwd=run)
+    assert done.rc == 0, done.err
+    said(mpirun(1, "-m", "mpitrain", "predict", "low", "rows.npz", "--out", "low.npz", cwd=run))
+    with np.load(run / "rows.npz") as rows, np.load(run / "low.npz") as found:
+        assert np.array_equal(mpitrain.load(run / "low").predict(rows["x"]), found["predictions"])
+
+
 def test_each_row_has_its_output_in_its_place_and_the_file_has_one_set_of_bytes(run: Path) -> None:
     found = [said(predict(run, n, "rows.h5", f"ranks{n}.h5")) for n in (1, 2)]
     assert len({json.dumps({**one, "out": ""}) for one in found}) == 1 and found[0]["rows"] == ROWS
@@ -87,6 +100,8 @@ def test_python_and_the_verb_give_the_same_bits(run: Path) -> None:
     model = mpitrain.load(run / "run")
     assert np.array_equal(model.predict(x), values(run / "out1.h5"))
     logits = model.predict(x)
+    for first, n in ((0, 1), (63, 2), (100, 7), (100, 90), (ROWS - 1, 1)):               # whatever is beside a row
+        assert np.array_equal(model.predict(x[first:first + n]), logits[first:first + n])
     assert np.array_equal(model.predict(x, "classes"), logits.argmax(axis=1))
     assert np.abs(model.predict(x, "probabilities").sum(axis=1) - 1).max() < 1e-6
     with pytest.raises(ShapeError, match="at least one, found an array of shape"):
@@ -127,9 +142,29 @@ def test_any_mesh_gives_the_rows_of_one_rank(run: Path, keys: tuple[str, ...]) -
 
 
 @pytest.mark.slow
-def test_classes_are_those_of_the_largest_output_on_ranks_that_share_it(run: Path) -> None:
-    said(predict(run, 2, "rows.h5", "classes.h5", "--as", "classes", "mesh.tp=2", 'mesh.plan={"head"="vocabulary"}'))
-    assert np.array_equal(values(run / "classes.h5"), values(run / "out1.h5").argmax(axis=1))
+def test_a_norm_is_folded_whatever_the_stages_and_the_sharding(run: Path) -> None:
+    """The cut asked for lies between the first convolution and its norm."""
+    keys = ("model.name=resnet20", "model.channels=1", "train.steps=3", "data.transform=scale", "comm.sharding=parameters",
+            "train.batch_size=16", "train.loss=cross_entropy")
+    (run / "resnet.toml").write_text("")
+    done = mpirun(2, "-m", "mpitrain", "train", "resnet.toml", "data.path=digits", *keys, "run.out=resnet", cwd=run)
+    assert done.rc == 0, done.err
+    with h5py.File(run / "few.h5", "w") as file, h5py.File(run / "rows.h5") as rows:
+        file["x"] = rows["fields/x"][:70]
+    found = {}
+    for n, more in ((1, ()), (2, ()), (2, ("mesh.pp=2",)), (2, ("mesh.pp=2", "mesh.stages=[2,13]"))):
+        done = mpirun(n, "-m", "mpitrain", "predict", "resnet", "few.h5", "--out", "folded.h5", "--overwrite", *more, cwd=run)
+        found[n, *more] = said(done)["sha256"]
+    assert len(set(found.values())) == 1, found
+    assert np.array_equal(mpitrain.load(run / "resnet").predict(values_of(run / "few.h5")), values(run / "folded.h5"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3])
+def test_classes_are_those_of_the_largest_output_on_ranks_that_share_it(run: Path, n: int) -> None:
+    """Three ranks have parts of the ten outputs that are not of one size."""
+    said(predict(run, n, "rows.h5", f"classes{n}.h5", "--as", "classes", f"mesh.tp={n}", 'mesh.plan={"head"="vocabulary"}'))
+    assert np.array_equal(values(run / f"classes{n}.h5"), values(run / "out1.h5").argmax(axis=1))
 
 
 def test_a_killed_job_is_gone_on_with_where_it_was(run: Path) -> None:
@@ -226,6 +261,24 @@ def test_a_full_disk_is_told_before_anything_is_computed(run: Path, monkeypatch:
     with pytest.raises(StorageError, match="reserving space failed: .*ENOSPC.*; free some space, or choose another --out"):
         output.begin(rows, resume=False)
     assert not list(run.glob("full*"))
+
+
+@pytest.mark.parametrize("ending", [".csv", ".npz"])
+def test_a_disk_that_fills_while_the_output_is_written_keeps_what_was_computed(run: Path, ending: str,
+                                                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = output.Rows(run / f"half{ending}", (100, 10), "<f4", 64, "0" * 64, {})
+    start, _ = output.begin(rows, resume=False)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StorageError, match="writing the output failed: .*ENOSPC"):
+        output.finish(rows, start)
+    assert sorted(path.name for path in run.glob(f"half{ending}*")) == [f"half{ending}.chunks", f"half{ending}.part"]
+    monkeypatch.undo()
+    output.finish(rows, start)
+    assert [path.name for path in run.glob(f"half{ending}*")] == [f"half{ending}"]
 
 
 def bad(run: Path) -> list[tuple[tuple[str, ...], int, str]]:

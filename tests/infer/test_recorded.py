@@ -11,8 +11,9 @@ from threadpoolctl import threadpool_limits
 from mpitrain import models, nn, ops
 from mpitrain.autograd import Tensor, no_grad, record
 from mpitrain.infer.prepared import prepared
-from mpitrain.infer.recorded import Recorded
+from mpitrain.infer.recorded import Recorded, rows_alone
 from mpitrain.kernels import linear, product
+from mpitrain.kernels.few_rows import row_by_row
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.shrink.fold import folded
 
@@ -48,7 +49,7 @@ def rows(name: str, n: int) -> Any:
 
 
 def own(model: nn.Module, x: Any) -> Any:
-    with no_grad():
+    with no_grad(), rows_alone(x):
         return model(Tensor(x)).array
 
 
@@ -64,6 +65,43 @@ def test_it_gives_what_the_model_gives(name: str, n: int) -> None:
         else:
             assert np.array_equal(forward.of(x), wanted)
     assert [type(found).__name__ for found in forward._lists.values()] == ["Calls"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_gets_other_values_gives_other_outputs(name: str) -> None:
+    model, x = made(name), rows(name, 8)
+    forward = Recorded(model)
+    before = forward.of(x)
+    model.load_state_dict({key: 1 + value / 2 if "norm" in key else value / 2 for key, value in model.state_dict().items()})
+    assert not np.allclose(forward.of(x), before)
+    np.testing.assert_allclose(forward.of(x), own(model, x), rtol=1e-4, atol=1e-5)
+
+
+def layers() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
+    """Layers of all kinds of products, with sizes below and above those of tiles and blocks."""
+    return {"linear": (nn.Linear(401, 130, activation="gelu"), (401,)), "one output": (nn.Linear(3000, 1), (3000,)),
+            "of positions": (nn.Linear(64, 5), (3, 64)), "large": (nn.Linear(2100, 2100), (2100,)),
+            "wide image": (nn.Conv2d(3, 16, 3, padding=1), (3, 21, 21)), "pixel": (nn.Conv2d(96, 64, 3, padding=1), (96, 1, 1)),
+            "1x1": (nn.Conv2d(64, 64, 1), (64, 5, 5)), "depthwise": (nn.Conv2d(24, 24, 3, groups=24), (24, 9, 9)),
+            "turned": (nn.ConvTranspose2d(8, 12, 3, stride=2), (8, 5, 5)), "of lines": (nn.Conv1d(8, 12, 3), (8, 19)),
+            "attention": (nn.MultiHeadAttention(48, 3), (17, 48)), "cell": (nn.GRUCell(24, 33), (24,)),
+            "positions": (nn.LayerNorm(40), (7, 40)), "groups": (nn.GroupNorm(4, 16), (16, 5, 5))}
+
+
+@pytest.mark.skipif(not product.work_bytes(), reason="no compiler")
+@pytest.mark.parametrize("name", [*MODELS, *layers()])
+def test_a_row_has_the_same_bits_alone_and_in_any_batch(name: str) -> None:
+    if name in MODELS:
+        model, x = made(name), rows(name, 64)
+    else:
+        model, shape = layers()[name]
+        model.initialize(1)
+        x = np.random.default_rng(2).normal(size=(64, *shape)).astype(np.float32)
+    forward = Recorded(model.eval())
+    whole = forward.of(x)
+    for n in (1, 3, 7, 8, 33):
+        for first in (0, 64 - n):
+            assert np.array_equal(forward.of(x[first:first + n]), whole[first:first + n]), (n, first)
 
 
 def test_folded_norms_are_those_of_float64() -> None:
@@ -113,7 +151,8 @@ def test_a_constant_that_depends_on_the_input_is_noticed() -> None:
         assert np.array_equal(forward.of(x), x + x.max(axis=0))
 
 
-@pytest.mark.parametrize("m, n, k", [(8, 130, 1100), (64, 48, 784), (65, 513, 384), (13, 4000, 400), (100, 777, 393)])
+@pytest.mark.parametrize("m, n, k", [(1, 130, 1100), (7, 3, 393), (8, 130, 1100), (64, 48, 784), (65, 513, 384), (13, 4000, 400),
+                                     (100, 777, 393)])
 @pytest.mark.parametrize("name", ["relu", "gelu", None])
 def test_packed_layers_have_the_bits_of_others(m: int, n: int, k: int, name: str | None) -> None:
     rng = np.random.default_rng(m)
@@ -126,7 +165,12 @@ def test_packed_layers_have_the_bits_of_others(m: int, n: int, k: int, name: str
         layer = linear.packed_layer(m, weight.shape, packed, bias, activation)
         assert layer is not None
         weight[...] = weight                                    # the packed copy is its own
-        assert np.array_equal(layer(x), linear.linear(x, weight, bias, activation, False)[0])
+        assert np.array_equal(layer(x), _by_rows(x, weight, bias, activation))
+
+
+def _by_rows(x: Any, weight: Any, bias: Any, activation: Any) -> Any:
+    y = row_by_row(x, weight, bias)
+    return y if activation is None else activation.forward(y, ours=True, training=False)[0]
 
 
 def test_operations_without_an_entry_are_left_to_their_forward() -> None:

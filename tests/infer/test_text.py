@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpitrain.errors import DataError, MissingError, MpitrainError, UsageError
 from mpitrain.infer.byte_pairs import pieces, read_byte_pairs
-from mpitrain.infer.sample import Sampling
+from mpitrain.infer.sample import Sampling, likeliest
 from mpitrain.infer.text import Bytes, Characters, Decoder, decode, encoding_of
 
 PAIRS = Path(__file__).with_name("pairs")
@@ -71,14 +71,18 @@ def test_a_piece_without_tokens_is_refused(tmp_path: Path) -> None:
         read_byte_pairs(tmp_path).encode("ab")
 
 
+def choose(sampling: Sampling, logits: np.ndarray, request: int, position: int) -> int:
+    return sampling.choose(*likeliest(logits, sampling.wanted), request, position)
+
+
 def test_draws_follow_the_probabilities_and_keep_to_what_is_left() -> None:
     logits = np.log(np.array([0.1, 0.4, 0.2, 0.3]))
-    drawn = [Sampling(1.0).choose(logits, request, 7) for request in range(4000)]
+    drawn = [choose(Sampling(1.0), logits, request, 7) for request in range(4000)]
     assert np.abs(np.bincount(drawn, minlength=4) / 4000 - [0.1, 0.4, 0.2, 0.3]).max() < 0.03        # 4 deviations
-    assert {Sampling(1.0, top_k=2).choose(logits, request, 7) for request in range(200)} == {1, 3}
-    assert {Sampling(1.0, top_p=0.75).choose(logits, request, 7) for request in range(400)} == {1, 2, 3}
-    assert {Sampling(1.0, top_p=1e-9).choose(logits, request, 7) for request in range(20)} == {1}
-    assert Sampling().choose(np.array([1.0, 5, 5, 2]), 0, 0) == 1                                 # the first of equal ones
-    assert [Sampling(1.0, seed=1).choose(logits, 0, place) for place in range(40)] != drawn[:40]
-    cold = [Sampling(0.05).choose(logits, request, 7) for request in range(300)]
+    assert {choose(Sampling(1.0, top_k=2), logits, request, 7) for request in range(200)} == {1, 3}
+    assert {choose(Sampling(1.0, top_p=0.75), logits, request, 7) for request in range(400)} == {1, 2, 3}
+    assert {choose(Sampling(1.0, top_p=1e-9), logits, request, 7) for request in range(20)} == {1}
+    assert choose(Sampling(), np.array([1.0, 5, 5, 2]), 0, 0) == 1                                 # the first of equal ones
+    assert [choose(Sampling(1.0, seed=1), logits, 0, place) for place in range(40)] != drawn[:40]
+    cold = [choose(Sampling(0.05), logits, request, 7) for request in range(300)]
     assert cold.count(1) > 290

@@ -17,19 +17,21 @@ PROGRAM = """
 import json
 from pathlib import Path
 
-from mpitrain import MpitrainError, Process, Run, load_config, start
+from mpitrain import MpitrainError, Process, Run, SavedRun, load_config, start
 
 process, world = Process(), start().comm
 
 
 def one(comm, name, *overrides):
-    run = Run(load_config(Path("run.toml"), [f"run.out={name}", *overrides]), comm, process=process, quiet=True)
+    config = load_config(Path("run.toml"), [f"run.out={name}", *overrides])
+    run, saved = Run(config, comm, process=process, quiet=True), SavedRun(config, comm, process=process)
     try:
         trained = run.train()
-        found = [trained.hashes, trained.metrics, run.evaluate(Path(name)).metrics]
+        found = [trained.hashes, trained.metrics, saved.evaluate(Path(name)).metrics]
     except MpitrainError as error:
         found = [type(error).__name__, error.message]
     run.close()
+    saved.close()
     if comm.rank == 0:
         Path(f"{name}.json").write_text(json.dumps(found))
 
@@ -176,7 +178,7 @@ def test_a_run_is_closed_once_and_not_used_afterwards(tmp_path):
     (tmp_path / "program.py").write_text("""
 from pathlib import Path
 from mpi4py import MPI
-from mpitrain import Run, load_config, start
+from mpitrain import Run, SavedRun, load_config, start
 from mpitrain.errors import UsageError
 
 config, comm = load_config(Path("run.toml"), ["run.out=a", "train.steps=2"]), start().comm
@@ -198,7 +200,9 @@ with Run(config, comm, quiet=True) as run:
     run.close()
 run.close()
 refused(run.train, "this run is closed")
-refused(lambda: run.evaluate(Path("a")), "this run is closed")
+with SavedRun(config, comm) as saved:
+    assert saved.evaluate(Path("a")).step == 2
+refused(lambda: saved.evaluate(Path("a")), "this run is closed; make another one: SavedRun(config, comm)")
 Run(config, comm).close()
 """)
     result = mpirun(2, tmp_path / "program.py", cwd=tmp_path)

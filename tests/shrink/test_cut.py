@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +12,29 @@ import pytest
 from launch import mpirun
 
 from mpitrain import models, nn, ops
-from mpitrain.autograd import no_grad
+from mpitrain.autograd import Tensor, no_grad
 from mpitrain.config import load_run
-from mpitrain.errors import ConfigError, ShapeError, UsageError
-from mpitrain.shrink.cut import choose, transfer
-from mpitrain.shrink.graph import RULES, lines
+from mpitrain.errors import ConfigError, NumericsError, ShapeError, UsageError
+from mpitrain.shrink.costs import cost, work
+from mpitrain.shrink.cut import Chosen, choose, transfer
+from mpitrain.shrink.graph import RULES, Graph, Product, lines
+from mpitrain.shrink.importance import norms, taylor
+from mpitrain.shrink.shapes import give_shapes
 from mpitrain.shrink.tracing import trace
 from mpitrain.train.build.saved import load
 
 RNG = np.random.default_rng(0)
+FIRST = RNG.bit_generator.state
 
 
 def rows(*shape: int) -> Any:
     return RNG.standard_normal((2, *shape), dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """Each test draws what it draws alone: by others' numbers all outputs of a small net may be 0."""
+    RNG.bit_generator.state = FIRST
 
 
 def ready(model: nn.Module, *, seed: int = 0, dtype: str = "float32") -> nn.Module:
@@ -31,6 +42,10 @@ def ready(model: nn.Module, *, seed: int = 0, dtype: str = "float32") -> nn.Modu
     for name, buffer in model.named_buffers():
         buffer.array[...] = 0.5 + RNG.random(buffer.shape) if "running" in name else buffer.array
     return model.eval()
+
+
+def choose_by_norms(model: nn.Module, graph: Graph, work: float) -> Chosen:
+    return choose(model, graph, norms(model), work)
 
 
 def groups(model: nn.Module, x: Any) -> list[str]:
@@ -53,6 +68,44 @@ def test_the_groups_of_an_mlp() -> None:
         "16 linear0.weight:0, linear0.bias:0, linear1.weight:1",
         "8 linear1.weight:0, linear1.bias:0, head.weight:1",
         "5 head.weight:0, head.bias:0 (it is the model's output)"]
+
+
+def test_the_groups_of_a_gpt() -> None:
+    """A head goes with its queries, keys, values and the columns of `out` that read it; the residual stream is one group."""
+    leaves = ("norm1.weight:0", "attention.qkv.weight:1", "attention.out.weight:0", "norm2.weight:0", "wide.weight:1",
+              "narrow.weight:0")
+    stream = [f"block{b}.{leaf}" for b in range(2) for leaf in leaves]
+    inner = [line for b in range(2) for line in (f"4 block{b}.attention.qkv.weight:0, block{b}.attention.out.weight:1",
+                                                 f"64 block{b}.wide.weight:0, block{b}.narrow.weight:1")]
+    graph = trace(ready(models.gpt(2, 4, 16, 8, 11)), np.zeros((2, 8), np.int64))
+    assert lines(graph) == [
+        "16 " + ", ".join(["embed.token.weight:1", "embed.position.weight:1", *stream, "norm.weight:0"])
+        + " (the statistics of block0.norm1 are over these channels)",
+        "11 embed.token.weight:0 (it is the table's number of rows)",
+        "8 embed.position.weight:0 (it is the table's number of rows)",
+        *inner]
+    heads = next(group for group in graph.groups if ("block0.attention.qkv.weight", 0) in group.members).members
+    assert heads["block0.attention.qkv.weight", 0][2].tolist() == [8, 9, 10, 11, 24, 25, 26, 27, 40, 41, 42, 43]
+    assert heads["block0.attention.out.weight", 1][2].tolist() == [8, 9, 10, 11]
+
+
+def test_the_groups_of_resnet18() -> None:
+    """Shortcuts are convolutions, so each stage's stream is a group of its own."""
+    found = lines(trace(ready(models.resnet18(classes=5)), rows(3, 32, 32)))
+    inner = [f"{64 << s} " + ", ".join([f"stage{s + 1}_block{b}.conv1.weight:0", *normed(f"stage{s + 1}_block{b}.norm1"),
+                                        f"stage{s + 1}_block{b}.conv2.weight:1"]) for s in range(4) for b in range(2)]
+
+    def stream(s: int) -> str:
+        first = ["conv.weight:0", *normed("norm"), "stage1_block0.conv1.weight:1"] if s == 1 else []
+        ends = [name for b in range(2) for name in (
+            *([f"stage{s}_block1.conv1.weight:1"] if b else []), f"stage{s}_block{b}.conv2.weight:0",
+            *([f"stage{s}_block0.shortcut.conv.weight:0", *normed(f"stage{s}_block0.shortcut.norm")] if s > 1 and not b else []),
+            *normed(f"stage{s}_block{b}.norm2"))]
+        after = [f"stage{s + 1}_block0.{name}.weight:1" for name in ("conv1", "shortcut.conv")] if s < 4 else ["head.weight:1"]
+        return f"{32 << s} " + ", ".join([*first, *ends, *after])
+    ends = ["3 conv.weight:1 (it meets the model's input, or a constant)",
+            "5 head.weight:0, head.bias:0 (it is the model's output)"]
+    assert sorted(found) == sorted([*inner, *map(stream, range(1, 5)), *ends])
 
 
 def normed(name: str) -> list[str]:
@@ -95,17 +148,55 @@ class Reversed(nn.Module):
 def test_what_an_operation_without_a_rule_touches_stays_and_is_named() -> None:
     model = ready(Reversed())
     graph = trace(model, rows(4))
-    chosen = choose(model, graph, 0.9)
+    chosen = choose_by_norms(model, graph, 0.9)
     assert chosen.sizes == {"widths": [16, 8]}
     assert chosen.left[0] == "16 channels of first.weight stay: there is no rule of channels for the operation Flip"
     with pytest.raises(UsageError, match=r"0\.1 of the work cannot be reached: 0\.\d+ is left at the smallest sizes; 16"):
-        choose(model, graph, 0.1)
+        choose_by_norms(model, graph, 0.1)
     for wrong in (0.0, 1.0, -1.0, float("nan")):
         with pytest.raises(UsageError, match="more than 0 and less than 1"):
-            choose(model, graph, wrong)
-    with pytest.raises(UsageError, match="no channels of this model can go"):
-        gpt = ready(models.gpt(1, 2, 16, 8, 11))
-        choose(gpt, trace(gpt, np.zeros((2, 8), np.int64)), 0.5)
+            choose_by_norms(model, graph, wrong)
+    with pytest.raises(UsageError, match="no channels of this model can go: 4 channels of weight stay: it is the model's output"):
+        choose_by_norms(alone := ready(nn.Linear(5, 4)), trace(alone, rows(5)), 0.5)
+
+
+class Attending(nn.Module):
+    """Attention among the positions of a sample, and the mean over them; nothing says sizes."""
+
+    def __init__(self) -> None:
+        self.embed, self.attention, self.head = nn.Linear(6, 16), nn.MultiHeadAttention(16, 4), nn.Linear(16, 3)
+
+    def forward(self, x: Any) -> Any:
+        y = self.embed(x)
+        return self.head(ops.mean(y + self.attention(y), 1))
+
+
+class Sequences(nn.Module):
+    def __init__(self) -> None:
+        self.cells, self.wide, self.head = nn.LSTM(8, 16, batch_first=True), nn.Linear(16, 32), nn.Linear(32, 4)
+
+    def forward(self, x: Any) -> Tensor:
+        return self.head(ops.relu(self.wide(self.cells(x)[0][:, -1])))
+
+
+def test_work_that_is_not_counted_is_told() -> None:
+    model = Sequences()
+    model.initialize(0)
+    graph = trace(model.eval(), np.ones((2, 5, 8), np.float32))
+    told = "the work of the operation LSTM of cells is not counted: it has no rule of channels"
+    assert graph.uncounted == (told,) and sum(p.positions for p in graph.products) == 2
+    assert told in choose(model, graph, norms(model), 0.5).left
+
+
+def test_a_model_without_keys_is_cut_by_shapes_and_its_modules_follow() -> None:
+    model, smaller, x = ready(Attending(), dtype="float64"), Attending(), RNG.standard_normal((2, 5, 6))
+    graph = trace(model, x)
+    assert lines(graph)[-2:] == ["4 attention.qkv.weight:0, attention.qkv.bias:0, attention.out.weight:1",
+                                 "3 head.weight:0, head.bias:0 (it is the model's output)"]
+    chosen = choose_by_norms(model, graph, 0.4)
+    give_shapes(smaller, chosen.shapes)
+    assert smaller.attention.heads == chosen.shapes["attention.qkv.weight"][0] // 12 < 4 and not chosen.sizes
+    transfer(model, ready(smaller, seed=1, dtype="float64"), chosen, x)
 
 
 def test_a_wrong_rule_is_found_by_the_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +205,7 @@ def test_a_wrong_rule_is_found_by_the_outputs(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(RULES, flip, lambda relations, operation: [
         relations.link(operation.inputs[0], dim, operation.outputs[0], dim) for dim in (0, 1)])
     x = rows(4)
-    chosen = choose(model, trace(model, x), 0.4)
+    chosen = choose_by_norms(model, trace(model, x), 0.4)
     with pytest.raises(ShapeError, match="does not compute what the model with zeros does"):
         transfer(model, ready(Reversed(tuple(chosen.sizes["widths"]))), chosen, x)       # type: ignore[arg-type]
 
@@ -126,30 +217,69 @@ def _functions(model: nn.Module) -> list[type[Any]]:
     return [operation.function for operation in operations]
 
 
-MADE = {"lenet": (models.lenet, {}, (1, 28, 28), 0.32), "resnet20": (models.resnet20, {"channels": 1}, (1, 16, 16), 0.5),
-        "resnet18": (models.resnet18, {"classes": 5}, (3, 32, 32), 0.6),
-        "mlp": (models.mlp, {"inputs": 12, "hidden": [32, 24], "outputs": 5}, (12,), 0.5)}
+IMAGES = {"channels": 1}
+GPT = {"layers": 2, "heads": 4, "width": 32, "block": 12, "vocabulary": 19, "bias": True}
+MADE: dict[str, tuple[dict[str, Any], tuple[int, ...], float]] = {
+    "lenet": ({}, (1, 28, 28), 0.32), "resnet20": (IMAGES, (1, 16, 16), 0.5), "resnet32": (IMAGES, (1, 16, 16), 0.5),
+    "resnet56": (IMAGES, (1, 16, 16), 0.6), "resnet18": ({"classes": 5}, (3, 32, 32), 0.6),
+    "resnet34": ({"classes": 5}, (3, 32, 32), 0.7), "resnet50": ({"classes": 5}, (3, 32, 32), 0.6),
+    "mlp": ({"inputs": 12, "hidden": [32, 24], "outputs": 5}, (12,), 0.5),
+    "gpt": (GPT, (), 0.6)}
+SLOW = ("resnet18", "resnet32", "resnet34", "resnet50", "resnet56")
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_a_cut_model_computes_what_the_masked_one_does(name: str) -> None:
-    make, arguments, shape, work = MADE[name]
-    model, x = ready(make(**arguments), dtype="float64"), rows(*shape).astype(np.float64)        # type: ignore[operator]
+def samples(name: str, dtype: str = "float64") -> Any:
+    shape = MADE[name][1]
+    return RNG.standard_normal((2, *shape)).astype(dtype) if shape else RNG.integers(0, GPT["vocabulary"], (2, 12))
+
+
+def test_every_model_of_the_table_is_cut() -> None:
+    assert set(MADE) == set(models.MODELS)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in MADE])
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_cut_model_computes_what_the_masked_one_does(name: str, exact: bool) -> None:
+    """To 1e-6; where each row of a matrix has one number, sums have no order, to the bit."""
+    arguments, _, work = MADE[name]
+    model, x = ready(models.MODELS[name](**arguments), dtype="float64"), samples(name)
+    if exact:
+        model.load_state_dict({key: one_in_a_row(value) if value.ndim > 1 and "embed" not in key else value
+                               for key, value in model.state_dict().items()})
     before = {key: value.copy() for key, value in model.state_dict().items()}
-    chosen = choose(model, trace(model, x), work)
-    smaller = ready(make(**{**arguments, **chosen.sizes}), seed=1, dtype="float64")              # type: ignore[operator]
+    chosen = choose_by_norms(model, trace(model, x), work)
+    smaller = models.MODELS[name](**{**arguments, **chosen.sizes})
+    give_shapes(smaller, chosen.shapes)
+    ready(smaller, seed=1, dtype="float64")
     transfer(model, smaller, chosen, x)
     assert all(np.array_equal(before[key], value) for key, value in model.state_dict().items())
-    masked, more = dict(before), rows(*shape).astype(np.float64)
+    masked, more = dict(before), samples(name)
     for (leaf, dim), kept in chosen.kept.items():
         mask = np.isin(np.arange(before[leaf].shape[dim]), kept).astype(float)
         masked[leaf] = masked[leaf] * mask.reshape([-1 if d == dim else 1 for d in range(before[leaf].ndim)])
     model.load_state_dict(masked)
     with no_grad():
-        np.testing.assert_allclose(smaller(more).numpy(), model(more).numpy(), rtol=1e-6, atol=1e-9)
-    assert 0.5 * work < chosen.work <= work
-    (sizes,), (were,) = chosen.sizes.values(), chosen.before.values()
-    assert all(size % 8 == 0 for size, was in zip(sizes, were, strict=True) if was >= 16 and size != was)
+        np.testing.assert_allclose(smaller(more).numpy(), wanted := model(more).numpy(), rtol=0 if exact else 1e-6,
+                                   atol=0 if exact else 1e-9)
+    assert 0.5 * work < chosen.work <= work and wanted.any()
+    for key, were in chosen.before.items():
+        assert all(size % 8 == 0 for size, was in zip(chosen.sizes[key], were, strict=True) if was >= 16 and size != was)
+
+
+def test_a_model_of_bfloat16_is_compared_in_float32() -> None:
+    arguments, model = {"layers": 2, "heads": 4, "width": 64, "block": 32, "vocabulary": 65}, models.gpt
+    whole, x = ready(model(**arguments), dtype="bfloat16"), np.tile(np.arange(32), (2, 1))
+    chosen = choose_by_norms(whole, trace(whole, x), 0.6)
+    smaller = ready(model(**{**arguments, **chosen.sizes}), seed=1, dtype="bfloat16")
+    transfer(whole, smaller, chosen, x)
+    assert {p.operands for p in (*whole.parameters(), *smaller.parameters())} == {"bfloat16"}
+
+
+def one_in_a_row(value: Any) -> Any:
+    """Zeros but for a number in each row, so that no sum has two terms; those of rows of few columns begin again."""
+    matrix = np.zeros((len(value), value[0].size))
+    matrix[np.arange(len(value)), np.arange(len(value)) * 7 % value[0].size] = RNG.uniform(0.5, 1, len(value))
+    return matrix.reshape(value.shape)
 
 
 def test_the_least_important_go_and_equal_ones_by_index() -> None:
@@ -158,9 +288,67 @@ def test_the_least_important_go_and_equal_ones_by_index() -> None:
     norms = np.array([9, 1, 1, 8, 1, 7, 1, 6, 1, 5, 1, 4, 1, 3, 1, 1], np.float32)
     weight[:, 0] = norms
     model.load_state_dict({**model.state_dict(), "linear0.weight": weight, "head.weight": np.zeros((2, 16), np.float32)})
-    chosen = choose(model, trace(model, rows(4)), 0.5)
+    chosen = choose_by_norms(model, trace(model, rows(4)), 0.5)
     assert chosen.sizes == {"hidden": [8]} and chosen.work == 0.5
     assert chosen.kept["linear0.weight", 0].tolist() == [0, 1, 3, 5, 7, 9, 11, 13]
+
+
+class One:
+    """The only rank, or one of two whose messages are known."""
+
+    def __init__(self, rank: int = 0, size: int = 1, sent: Sequence[Any] = ()):
+        self.rank, self.size, self.sent, self.said = rank, size, list(sent), None
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        self.said = value
+        return self.sent or [value, *[{}] * (self.size - 1)]
+
+    def broadcast_object(self, value: Any) -> Any:
+        return value
+
+
+def test_importance_by_gradients_is_what_numbers_move_the_loss_by_on_any_ranks() -> None:
+    model, x, y = ready(models.mlp(3, [4], 2), dtype="float64"), RNG.standard_normal((6, 3)), RNG.integers(0, 2, 6)
+    graph = trace(model, x[:2])
+
+    def loss(chunk: int) -> Any:
+        return ops.cross_entropy(model(Tensor(x[2 * chunk:2 * chunk + 2])), y[2 * chunk:2 * chunk + 2])
+    expected = np.zeros(4)
+    for chunk in range(3):
+        of = {"linear0.weight": lambda i: i // 3, "linear0.bias": lambda i: i, "head.weight": lambda i: i % 4}
+        for name, rows_of in of.items():
+            flat = dict(model.named_parameters())[name].array.reshape(-1)
+            for i, value in enumerate(flat.copy()):
+                ends = []
+                for step in (1e-5, -1e-5):
+                    flat[i] = value + step
+                    ends.append(float(loss(chunk).array))
+                flat[i] = value
+                expected[rows_of(i)] += abs(value * (ends[0] - ends[1]) / 2e-5)
+    group = next(group for group in graph.groups if ("head.weight", 1) in group.members)
+    found = taylor(model, graph, loss, 3, One())(group)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    sent = []
+    for rank in range(2):
+        channel = One(rank, 2)
+        with pytest.raises(KeyError):                      # the other's chunks are not there
+            taylor(model, graph, loss, 3, channel)
+        sent.append(channel.said)
+    assert taylor(model, graph, loss, 3, One(1, 2, sent))(group).tobytes() == found.tobytes()
+    with pytest.raises(UsageError, match="no training rows"):
+        taylor(model, graph, loss, 0, One())
+    dict(model.named_parameters())["head.bias"].array[0] = np.nan
+    with pytest.raises(NumericsError, match="not finite on the calibration rows"):
+        taylor(model, graph, loss, 3, One())
+
+
+def test_costs_follow_the_columns_of_kernels() -> None:
+    """9 outputs cost what 16 do; work counts them."""
+    image, plain = Product("w", (16, 16, 3, 3), 64, 64, True), Product("w", (16, 32), 1, 1)
+    for product in (image, plain):
+        assert cost([product], {("w", 0): 9}) > 0.9 * cost([product], {("w", 0): 16}) or product is image
+        assert work([product], {("w", 0): 9}) * 16 == work([product], {}) * 9
+    assert cost([image], {}) < 64 * (16 * 16 * 9) < cost([image._replace(turned=False)], {})
 
 
 def test_sizes_are_checked() -> None:
@@ -170,6 +358,7 @@ def test_sizes_are_checked() -> None:
             make(**{key: wrong})                                                                 # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_a_run_is_cut_evaluated_and_trained_on(tmp_path: Path) -> None:
     def done(*words: str, ranks: int = 1) -> str:
         found = mpirun(ranks, "-m", "mpitrain", *words, cwd=tmp_path)
@@ -188,6 +377,6 @@ def test_a_run_is_cut_evaluated_and_trained_on(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "tuned" / "run.json").read_text())["status"] == "done"
     done("quantize", "whole", "--format", "int8", "--least", "1", "--out", "low")
     low = mpirun(1, "-m", "mpitrain", "cut", "low", "--work", "0.5", "--out", "none", cwd=tmp_path)
-    assert low.rc == 64 and "LowBitProduct of linear0" in low.err and len(low.error_lines) == 1
+    assert low.rc == 64 and "the run is in few bits (model.formats)" in low.err and len(low.error_lines) == 1
     again = mpirun(1, "-m", "mpitrain", "cut", "whole", "--work", "0.01", "--out", "none", cwd=tmp_path)
     assert again.rc == 64 and "cannot be reached" in again.err and len(again.error_lines) == 1

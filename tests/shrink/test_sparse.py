@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from mpitrain import nn, no_grad
-from mpitrain.backend import native
 from mpitrain.nn.sparse import SparseLinear, form_that_pays
 from mpitrain.shrink.sparse import sparsify
 
@@ -34,7 +33,7 @@ def test_layers_whose_zeros_pay_give_the_same_outputs_under_the_same_names() -> 
     before, x = model.state_dict(), rng.normal(size=(40, 20)).astype(np.float32)
     with no_grad():
         wanted = model(x).numpy()
-        done = {one.name: one for one in sparsify(model)}
+        done = {one.name: one for one in sparsify(model, least=1)}
         assert {name: one.form for name, one in done.items()} == {"wide": "blocks", "narrow": "", "rest.parts.0": "csr",
                                                                   "rest.parts.1": ""}
         assert str(done["narrow"]).endswith("zeros, stays dense") and done["wide"].nbytes < 64 * 20 * 4
@@ -51,7 +50,7 @@ def test_a_layer_that_is_trained_computes_as_before() -> None:
     model = pruned(np.random.default_rng(0))
     x = np.ones((3, 20), np.float32)
     wanted = model(x).numpy()
-    sparsify(model)
+    sparsify(model, least=1)
     found = model(x)
     assert np.array_equal(found.numpy(), wanted)
     found.sum().backward()
@@ -60,9 +59,22 @@ def test_a_layer_that_is_trained_computes_as_before() -> None:
 
 def test_the_rule_looks_at_zeros_and_shapes_alone() -> None:
     w = np.ones((32, 40), np.float32)
-    assert form_that_pays(w) == "" and form_that_pays(w[:, :0]) == ""
+    assert form_that_pays(w, 1) == "" and form_that_pays(w[:, :0], 0) == ""
     w[:16] = 0
-    assert form_that_pays(w) == "blocks" and form_that_pays(w[:17]) == "csr"
-    w[16:, 3:] = 0
+    assert form_that_pays(w, 1) == "blocks" and form_that_pays(w) == "" and form_that_pays(w, w.size + 1) == ""
+    w[:, 3:] = 0
     w[0] = 1
-    assert form_that_pays(w.astype(np.float64)) == "" or native.load("sparse") is None or form_that_pays(w) in ("csr", "blocks")
+    assert form_that_pays(w[:17], 1) == "csr" and form_that_pays(w[:17].astype(np.float64), 1) == "csr"
+
+
+def test_a_weight_that_changes_is_taken_as_it_is() -> None:
+    model = pruned(np.random.default_rng(0))
+    sparsify(model, least=1)
+    x = np.ones((40, 20), np.float32)
+    with no_grad():
+        before = model(x).numpy()
+        model.load_state_dict({name: 2 * array for name, array in model.state_dict().items()})
+        assert type(model["wide"]) is SparseLinear
+        plain = nn.Linear.forward(model["wide"], x).numpy()
+        np.testing.assert_allclose(model["wide"](x).numpy(), plain, atol=1e-5)
+        assert not np.array_equal(model(x).numpy(), before)

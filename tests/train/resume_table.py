@@ -75,6 +75,9 @@ CASES = (
     Case("precision", "train.precision=float64 train.label_smoothing=0.1", "E_CHECKPOINT", (
         ': train.precision was "float32" until step 8, is "float64": the checkpoint is of another model: ',)),
     Case("another width", "model.hidden=9", "E_CHECKPOINT", (": model.hidden was not given until step 8, is 9: ",)),
+    Case("masks", "shrink.prune=magnitude shrink.sparsity=0.5", "E_CHECKPOINT", (
+        ': shrink.prune was "" until step 8, is "magnitude"; shrink.sparsity was 0.0 until step 8, is 0.5: the checkpoint is of',
+        "another model: 2 missing (mask/first.weight, mask/second.weight)")),
     Case("code", said=("the code of model.name, net.py, is not that of step 8",), prepare="other_code"),
     Case("moved file, the same bytes", "data.path=elsewhere/copy.h5"),
     Case("other data", "data.path=other.h5", "E_DATA_CHANGED", ("the training data", '"other.h5"', "--change data")),

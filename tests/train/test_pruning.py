@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import subprocess
@@ -15,6 +16,7 @@ from launch import ROOT
 from runs import ok, record, steps, train, without_times, write
 
 from mpitrain.checkpoint import choosing, store
+from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.plan.inspect import inspect
 
@@ -29,6 +31,13 @@ def pruned(run: Path) -> tuple[Any, ...]:
     return about["pruned"]["masks_sha256"], about["parameters_sha256"], about["pruned"]["zeros"]
 
 
+def mask_of(found: Checkpoint, layer: str) -> np.ndarray:
+    """The mask of a layer's weight in a checkpoint, a bit for each element there."""
+    shape, bits = found.arrays[f"parameters/{layer}.weight"].shape, found.read(f"mask/{layer}.weight")
+    assert bits.dtype == np.uint8 and bits.shape == (-(-math.prod(shape) // 8),)
+    return np.unpackbits(bits, count=math.prod(shape), bitorder="little").reshape(shape)
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run on one rank."""
@@ -41,13 +50,13 @@ def test_masks_hold_in_the_checkpoint_and_the_schedule_is_the_papers(alone: Path
     found = store.latest(alone / "one/checkpoints")
     n = {"linear0": 64 * 32, "linear1": 32 * 16, "head": 16 * 10}
     for layer, size in n.items():
-        w, mask = (found.read(f"{kind}/{layer}.weight") for kind in ("parameters", "mask"))
-        assert mask.dtype == np.uint8 and np.array_equal(w != 0, mask != 0), layer
+        w, mask = found.read(f"parameters/{layer}.weight"), mask_of(found, layer)
+        assert np.array_equal(w != 0, mask != 0), layer
         assert int((mask == 0).sum()) == int(0.8 * size + 0.5)
     assert not any(name.startswith("mask/") and name.endswith("bias") for name in found.arrays)
     fifth = choosing.chosen(alone / "one/checkpoints", 5)
     share = 0.8 * (1 - (1 - (5 - 2) / 6) ** 3)
-    assert int((fifth.read("mask/linear0.weight") == 0).sum()) == int(share * 64 * 32 + 0.5)
+    assert int((mask_of(fifth, "linear0") == 0).sum()) == int(share * 64 * 32 + 0.5)
     assert record(alone / "one")["pruned"]["of"] == sum(n.values())
 
 
@@ -84,6 +93,29 @@ def test_a_pruned_run_goes_on_on_another_mesh(alone: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_pruned_run_goes_from_mesh_to_mesh(alone: Path) -> None:
+    """Two ranks along dp, two stages, slices of the optimizer's state: the bits of one rank; then cut layers and slices of all,
+    which add up in another order, and whose masks are those that they have."""
+    shutil.copytree(alone / "one", alone / "chain")
+    shutil.rmtree(alone / "chain/checkpoints/step-00000010")
+    cut = ("train.reproducible=run", 'mesh.plan={linear0="column", linear1="row"}')
+    meshes: list[tuple[str, ...]] = [(), ("mesh.pp=2",), ("comm.sharding=optimizer",), ("mesh.tp=2", *cut),
+                                     ("comm.sharding=parameters", *cut)]
+    for at, mesh in enumerate(meshes, 6):                     # each goes on from the step after which the one before was stopped
+        for folder in (alone / "chain/checkpoints").iterdir():
+            if folder.name >= f"step-{at:08}":
+                shutil.rmtree(folder)
+        ok(train(2, alone / "run.toml", *LAYOUT, *PRUNE, "run.out=chain", "checkpoint.every=1", "checkpoint.keep=99", *mesh,
+                 "--resume"))
+        if not any(word in mesh for word in cut):
+            assert pruned(alone / "chain") == pruned(alone / "one"), mesh
+    found = store.latest(alone / "chain/checkpoints")
+    assert all(np.array_equal(found.read(f"parameters/{name}.weight") != 0, mask_of(found, name) != 0)
+               for name in ("linear0", "linear1", "head"))
+    assert pruned(alone / "chain")[2] == pruned(alone / "one")[2]
+
+
+@pytest.mark.slow
 def test_with_slices_of_all_states_and_with_cut_layers_masks_are_the_smallest_of_their_own_weights(alone: Path) -> None:
     """Where bits are not those of one rank, the masks still are: chosen once, at the start, of the same first values."""
     once = ("shrink.prune=magnitude", "shrink.sparsity=0.8", "shrink.scope=global", "train.reproducible=run",
@@ -93,7 +125,7 @@ def test_with_slices_of_all_states_and_with_cut_layers_masks_are_the_smallest_of
         ok(train(2, alone / "run.toml", *LAYOUT, *once, *options, f"run.out={out}"))
         assert pruned(alone / out)[0] == pruned(alone / "whole")[0]
     found = store.latest(alone / "cut/checkpoints")
-    assert all(np.array_equal(found.read(f"parameters/{name}.weight") != 0, found.read(f"mask/{name}.weight") != 0)
+    assert all(np.array_equal(found.read(f"parameters/{name}.weight") != 0, mask_of(found, name) != 0)
                for name in ("linear0", "linear1", "head"))
 
 
@@ -108,23 +140,24 @@ def test_slices_go_back_too(alone: Path) -> None:
     for kind in ("gradients", "parameters"):
         ok(train(2, alone / "run.toml", *back, "train.reproducible=run", f"comm.sharding={kind}", f"run.out=cut-{kind}"))
         found = choosing.chosen(alone / f"cut-{kind}/checkpoints", "best")
-        assert all(not found.read(f"parameters/{name}.weight")[found.read(f"mask/{name}.weight") == 0].any()
+        assert all(not found.read(f"parameters/{name}.weight")[mask_of(found, name) == 0].any()
                    for name in ("linear0", "linear1", "head"))
 
 
-@pytest.mark.parametrize("rewind", [0, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_lottery_ticket_has_one_mask_and_one_curve_on_any_ranks(alone: Path, rewind: int) -> None:
+@pytest.mark.parametrize(("rewind", "everyone"), [(0, (1, 2)), pytest.param(0, (1, 2, 4), marks=pytest.mark.slow),
+                                                  pytest.param(3, (1, 2, 4), marks=pytest.mark.slow)])
+def test_a_lottery_ticket_has_one_mask_and_one_curve_on_any_ranks(alone: Path, rewind: int, everyone: tuple[int, ...]) -> None:
     """The weights are those of the step again, and so are the rate and the optimizer; then the ticket trains by itself."""
     options = (*LAYOUT, *PRUNE, f"shrink.rewind={rewind}", "checkpoint.every=1", "checkpoint.keep=99",
                "optimizer.schedule=cosine")
-    for ranks in (1, 2, 4) if rewind else (1, 2):
-        ok(train(ranks, alone / "run.toml", *options, f"run.out=ticket{ranks}-{rewind}"))
-        assert pruned(alone / f"ticket{ranks}-{rewind}") == pruned(alone / f"ticket1-{rewind}")
-    one, two = (alone / f"ticket{ranks}-{rewind}" for ranks in (1, 2))
-    assert pruned(one) == pruned(two) and without_times(steps(one)) == without_times(steps(two))
+    runs = [alone / f"ticket{ranks}-{rewind}-of-{len(everyone)}" for ranks in everyone]
+    for ranks, run in zip(everyone, runs):
+        ok(train(ranks, alone / "run.toml", *options, f"run.out={run.name}"))
+        assert pruned(run) == pruned(runs[0]) and without_times(steps(run)) == without_times(steps(runs[0]))
+    one, two = runs[:2]
     end = choosing.chosen(one / "checkpoints", 8)
     before = choosing.chosen(one / "checkpoints", rewind) if rewind else None
-    mask = end.read("mask/linear0.weight")
+    mask = mask_of(end, "linear0")
     first = end.read("rewind/linear0.weight")
     assert before is None or np.array_equal(first, before.read("parameters/linear0.weight"))
     assert np.array_equal(end.read("parameters/linear0.weight"), first * mask)
@@ -157,6 +190,7 @@ def test_patterns_leave_layers_they_do_not_fit_and_say_so(alone: Path) -> None:
     (1, (*PRUNE, "shrink.skip=hed"), 'shrink.skip = "hed" names no weight that would be pruned (did you mean "head"'),
     (1, (*PRUNE, "shrink.skip=*"), 'shrink.prune = "magnitude": no weight of the model can be pruned'),
     (1, (*PRUNE, "shrink.prune=none.py:Rule"), "no file"),
+    (1, (*PRUNE, "shrink.products=fast"), 'shrink.products = "fast" is not there (known: dense, sparse)'),
     (1, ("shrink.prune=n:m", "shrink.pattern=0:4"), '0 < N < M, and M is a power of two; found "0:4"'),
     (2, ("shrink.prune=n:m", "shrink.pattern=2:4", "mesh.tp=2", "model.hidden=[20,10]",
          'mesh.plan={linear0="column", linear1="row"}'), 'cuts the rows of "linear1.weight" into parts of 10')])
@@ -165,6 +199,33 @@ def test_what_does_not_fit_the_run_is_refused(alone: Path, ranks: int, options: 
     with pytest.raises((ConfigError, MeshError)) as error:
         list(inspect(alone / "run.toml", list(options), ranks=ranks))
     assert words in str(error.value)
+
+
+RULES = """
+from mpitrain.shrink.rules import Rule
+
+class EverySecond(Rule):
+    def choose(self, layers, share, add):
+        for layer in layers:
+            for part in layer.parts:
+                part.kept[...] = part.indices() % 2
+
+class Halves(Rule):
+    def choose(self, layers, share, add):
+        for layer in layers:
+            for part in layer.parts:
+                part.kept = part.values * 0.5
+"""
+
+
+def test_a_rule_of_ones_own_prunes_on_all_ranks_and_must_leave_zeros_and_ones(alone: Path) -> None:
+    (alone / "mine.py").write_text(RULES)
+    options = (*LAYOUT, "shrink.sparsity=0.5", "shrink.end=4", "run.folder=.")
+    ok(train(2, alone / "run.toml", *options, "shrink.prune=mine.py:EverySecond", "run.out=second", "mesh.pp=2"))
+    w = store.latest(alone / "second/checkpoints").read("parameters/linear1.weight").reshape(-1)
+    assert not w[::2].any() and w[1::2].all()
+    result = train(2, alone / "run.toml", *options, "shrink.prune=mine.py:Halves", "run.out=halves")
+    assert result.rc == 78 and "the pruning rule Halves must leave part.kept of" in result.err
 
 
 def test_inspect_says_the_share_of_zeros_of_each_weight(alone: Path) -> None:

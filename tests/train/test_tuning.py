@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from launch import mpirun
 from runs import record
 
+from mpitrain import nn
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.checkpoint import store
 from mpitrain.cli import main
 from mpitrain.config import load_config
-from mpitrain.errors import CheckpointError, ConfigError, OutputError, UsageError
+from mpitrain.errors import CheckpointError, ConfigError, NumericsError, OutputError, UsageError
+from mpitrain.models import MODELS
+from mpitrain.shrink.factor import attach, candidates, factor, of_energy, of_rank, of_work
+from mpitrain.shrink.graph import Product
 from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import load
 
@@ -83,6 +89,9 @@ def test_merged_it_gives_what_it_gave_with_adapters_and_is_a_run_without(folder:
     assert main(["merge", str(adapted), "--out", str(folder / "merged")]) == 0
     one, other = load(adapted), load(folder / "merged")
     assert other.config.lora.rank == 0 and other.step == one.step
+    for words in (["cut", "--work", "0.5"], ["factor", "--layers", "*", "--rank", "2"]):
+        with pytest.raises(UsageError, match="has adapters beside its weights; merge them first .*, and take RUN2"):
+            main([words[0], str(adapted), *words[1:], "--out", str(folder / "none")])
     tokens = np.random.default_rng(0).integers(0, 27, (3, 16))
     with no_grad():
         a, b, base = (saved.model(Tensor(tokens)).numpy() for saved in (one, other, load(folder / "base")))
@@ -101,7 +110,7 @@ def test_adapters_alone_go_back_on_their_base_and_on_no_other(folder: Path, adap
     assert record(folder / "apart")["parameters_sha256"] == record(folder / "whole")["parameters_sha256"]
     kept = store.latest(folder / "small", purpose=store.READ).arrays
     assert len(kept) == 8 and all(name.endswith((".down", ".up")) for name in kept)
-    with pytest.raises(CheckpointError, match="adapters are of a base with parameters_sha256"):
+    with pytest.raises(CheckpointError, match="adapters are of a base whose parameters have the hash"):
         main(["merge", str(folder / "whole"), "--adapter", str(folder / "small"), "--out", str(folder / "no")])
     with pytest.raises(CheckpointError, match="is not one of adapters alone"):
         main(["merge", str(folder / "base"), "--adapter", str(folder / "base" / "checkpoints"), "--out", str(folder / "no")])
@@ -125,7 +134,6 @@ def test_stages_slices_and_a_resumed_run_tune_the_same(folder: Path, adapted: Pa
     (["lora.layers=head"], '"head" has one weight with "embed.token"'),
     (["lora.layers=block*.attn"], 'no linear layer is called "block\\*.attn"'),
     (["lora.rank=33"], 'more than the rank of "block0.attention.qkv"'),
-    (["mesh.tp=2"], "lora.rank = 4 is not for mesh.tp = 2"),
     (["model.init_from="], "model.init_from names none"),
     (["lora.alpha=0"], "lora.alpha must be more than 0"),
     (["lora.rank=0", "lora.alpha=3"], "lora.alpha is there, and lora.rank is 0")])
@@ -146,6 +154,9 @@ def test_a_teacher_of_other_classes_is_refused(folder: Path) -> None:
     said = train(folder, 1, "distil.teacher=base", "run.out=refused", "model.vocabulary=30", rc=78)
     assert "distil.teacher tells 27 classes apart, and the model 30" in said
     assert not (folder / "refused").exists()
+    said = train(folder, 2, "distil.teacher=base", "run.out=refused", "mesh.tp=2",
+                 "train.reproducible=run", rc=78)
+    assert "[distil] compares whole outputs, and mesh.tp = 2 leaves those of the last layer" in said
 
 
 def test_the_loss_of_a_teacher_is_pytorchs() -> None:
@@ -160,7 +171,7 @@ def test_the_loss_of_a_teacher_is_pytorchs() -> None:
     model.weight.array[...] = w
     output, T, a = Tensor(logits, requires_grad=True), 3.0, 0.3
     hard = nn.LOSSES["cross_entropy"](ignore_index=-1)(output, labels)
-    loss = Teacher(model, T, a, -1)(x, output, labels, hard)
+    loss = Teacher(lambda x: model(x).detach(), T, a, -1)(Tensor(x), output, labels, hard)
     loss.backward()
     t = torch.tensor(logits, requires_grad=True)
     f, kept = torch.nn.functional, labels >= 0
@@ -191,20 +202,71 @@ def test_factors_are_the_best_of_their_rank_and_a_run_of_their_own(folder: Path,
 
 
 def test_the_rank_follows_the_energy() -> None:
-    from mpitrain import nn
-    from mpitrain.shrink.factor import choose
     model = nn.Sequential(("first", nn.Linear(20, 30)), ("last", nn.Linear(30, 4)))
     model.initialize(0, "float64")
     draw = np.random.default_rng(0)
     u, v = (np.linalg.qr(draw.normal(size=(n, 4)))[0] for n in (30, 20))
     model.blocks["first"].weight.array[...] = u * [4.0, 3.0, 2.0, 1.0] @ v.T            # squares 16, 9, 4, 1 of 30
-    assert choose(model, ["*"], None, 24 / 30) ["first"] == 2
-    assert choose(model, ["first"], None, 26 / 30) == {"first": 3}
-    assert choose(model, ["last"], 4, None) == {}                                       # would be larger
+    layers, left = candidates(model, ["*"])
+    assert of_energy(layers, 24 / 30)["first"] == 2 and not left
+    assert of_energy(candidates(model, ["first"])[0], 26 / 30) == {"first": 3}
+    assert of_rank(candidates(model, ["last"])[0], 4) == {}                             # would be larger
+
+
+def test_the_ranks_of_a_share_of_the_work_lose_the_least_energy() -> None:
+    """Against all pairs of ranks; a rank's loss falls convexly, so a price finds the best of its work."""
+    model = nn.Sequential(("first", nn.Linear(16, 24)), ("last", nn.Linear(24, 20)))
+    model.initialize(0, "float64")
+    products = [Product("first.weight", (24, 16), 3, 3), Product("last.weight", (20, 24), 1, 1)]
+    layers = candidates(model, ["*"])[0]
+    total = 3 * 24 * 16 + 20 * 24
+    spectra = {path: np.linalg.svd(layer.weight.array, compute_uv=False) ** 2 for path, layer in layers.items()}
+
+    def lost(ranks: Mapping[str, int]) -> float:
+        return sum(float(spectra[path][rank:].sum() / spectra[path].sum()) for path, rank in ranks.items())
+    for share in (0.2, 0.5, 0.7):
+        ranks, work = of_work(layers, products, share)
+        counted = 3 * 40 * ranks.get("first", 24 * 16 / 40) + 44 * ranks.get("last", 20 * 24 / 44)
+        assert work <= share and work == pytest.approx(counted / total)
+        better = [(a, b) for a in range(1, 17) for b in range(1, 21) if 3 * 40 * a + 44 * b <= total * work
+                  and lost({"first": a, "last": b}) < lost(ranks) - 1e-12]
+        assert not better or "first" not in ranks or "last" not in ranks
+    with pytest.raises(UsageError, match=r"0\.01 of the work cannot be reached: 0\.1"):
+        of_work(layers, products, 0.01)
+
+
+@pytest.mark.parametrize("conv", [{}, {"stride": 2, "padding": 1}, {"padding": "same", "padding_mode": "reflect", "bias": False}])
+def test_a_convolution_of_full_rank_in_two_is_the_same(conv: dict[str, Any]) -> None:
+    whole, two = (nn.Sequential(("conv", nn.Conv2d(3, 4, 3, **conv)), ("norm", nn.BatchNorm2d(4))) for _ in range(2))
+    attach(two, {"conv": 4})
+    for model in (whole, two):
+        model.initialize(0, "float64")
+    assert factor(whole, two)["conv"] < 1e-12
+    x = np.random.default_rng(0).standard_normal((2, 3, 8, 8))
+    with no_grad():
+        np.testing.assert_allclose(two.eval()(x).numpy(), whole.eval()(x).numpy(), rtol=1e-10, atol=1e-12)
+
+
+def test_what_has_no_factors_is_refused_by_name_or_left_and_told() -> None:
+    model = MODELS["gpt"](layers=1, heads=2, width=16, block=8, vocabulary=11, experts=2)
+    model.initialize(0)
+    layers, left = candidates(model, ["*"])
+    assert list(layers) == ["block0.attention.qkv", "block0.attention.out"] and len(left) == 2
+    for name, why in (("head", "has one weight with"), ("block0.mixture.router", "belongs to a mixture of experts")):
+        with pytest.raises(ConfigError, match=why):
+            candidates(model, ["block*", name])
+    with pytest.raises(ConfigError, match='is called "blok"'):
+        candidates(model, ["blok"])
+    with pytest.raises(ConfigError, match="a convolution of 2 groups"):
+        attach(nn.Sequential(("conv", nn.Conv2d(4, 4, 3, groups=2))), {"conv": 2})
+    model["block0"].attention.out.weight.array[0, 0] = np.nan
+    with pytest.raises(NumericsError, match='layer "block0.attention.out": the weight has NaN'):
+        of_energy(candidates(model, ["*"])[0], 0.5)
 
 
 @pytest.mark.parametrize(("key", "message"), [
-    ('{"block0.wid" = 4}', 'no linear layer is called "block0.wid"'), ('{"head" = 4}', '"head" has one weight with'),
+    ('{"block0.wid" = 4}', 'no linear layer or convolution is called "block0.wid"'),
+    ('{"head" = 4}', '"head" has one weight with'),
     ('{"block0.wide" = 0}', 'an integer of 1 to 32, found 0'), ('{"block0.wide" = 33}', 'an integer of 1 to 32, found 33')])
 def test_wrong_ranks_are_refused_by_name(tmp_path: Path, key: str, message: str) -> None:
     (tmp_path / "run.toml").write_text(TEXT)
@@ -215,7 +277,7 @@ def test_wrong_ranks_are_refused_by_name(tmp_path: Path, key: str, message: str)
 @pytest.mark.parametrize(("keys", "message"), [
     (["distil.temperature=0"], "distil.temperature must be more than 0"), (["distil.weight=1.5"], "distil.weight must lie in"),
     (["distil.teacher=", "distil.weight=0.9"], "distil.weight is there, and no teacher"),
-    (["train.loss=mse"], 'distil.teacher is for train.loss = "cross_entropy"'), (["mesh.tp=2"], "mesh.tp = 2 cuts them"),
+    (["train.loss=mse"], 'distil.teacher is for train.loss = "cross_entropy"'), (["mesh.cp=2"], "mesh.cp = 2 cuts them"),
     (["train.device=gpu"], 'distil.teacher is for train.device = "cpu"')])
 def test_wrong_keys_of_a_teacher_are_refused(tmp_path: Path, keys: list[str], message: str) -> None:
     (tmp_path / "run.toml").write_text(TEXT)

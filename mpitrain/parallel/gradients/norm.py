@@ -29,7 +29,7 @@ class GradientNorm:
 
     def __init__(self, segments: Sequence[Segment], mesh: Mesh | None = None, channel: AnyChannel | None = None, *,
                  allocate: Callable[[int], Any] | None = None):
-        self.segments = [s for s in segments if not s.parameter.twin_of]
+        self.segments = [s for s in segments if not s.parameter.twin_of and s.parameter.trained_from < math.inf]
         self.channel = channel if channel is not None and channel.size > 1 else None
         self._places: list[tuple[Segment, int, int]] = []     # Where the sums of this rank's segments are in the table.
         self._names: list[str] = []

@@ -19,6 +19,7 @@ Where a rank holds several chunks of a model, whose backwards take turns, each c
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -243,11 +244,12 @@ class GradientReducer:
             bucket.sums.push(leaf, partial(self._fold, bucket))
 
     def _fill_absent(self, bucket: Bucket, arena: int, value: float) -> None:
-        """Gives `value` to the parameters that no micro-batch has filled."""
+        """Gives `value` to the parameters that no micro-batch has filled. Zeros of those that are never trained are not even
+        written, so that they take no memory."""
         views, filled = self._arena_views(arena), self._filled[arena]
         for segment in bucket.segments:
             i = self._place[segment.name]
-            if not bucket.sums.nodes or not filled[i]:
+            if segment.parameter.trained_from < math.inf and (not bucket.sums.nodes or not filled[i]):
                 views[i][...] = value
                 filled[i] = True
 

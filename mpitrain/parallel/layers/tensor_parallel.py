@@ -10,7 +10,8 @@ lies between such pairs is cut along the sequence, and the all-reduces become re
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,27 @@ class Column(Across):
 
     def __init__(self, layer: Layer, group: Group, sequence: bool):
         self.layer, self.module, self.path, self.group, self.sequence = layer, layer.module, layer.path, group, sequence
+        further = layer.module.alike.values() if isinstance(layer.module, Linear) else ()
+        self.whole = [name for name in further if "tp" not in vars(layer.module)[name].placement]
 
     def alone(self) -> Across:
         return type(self)(self.layer, LoneGroup(self.group.rank, self.group.size), self.sequence)
 
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
-        return inner(self.into(x))
+        with self.entered(self.whole):
+            return inner(self.into(x))
+
+    @contextmanager
+    def entered(self, names: Sequence[str]) -> Iterator[None]:
+        """Has the ranks add up the gradients of these parameters of the layer, which all of them have."""
+        attributes = vars(self.module)
+        kept = {name: attributes[name] for name in names}
+        try:
+            attributes.update({name: Enter.apply(leaf, group=self.group, name=f"{self.path}.{name}")
+                               for name, leaf in kept.items()})
+            yield
+        finally:
+            attributes.update(kept)
 
     def into(self, x: Any) -> Any:
         if self.sequence:
@@ -84,18 +100,18 @@ class Row(Column):
 
     def __init__(self, layer: Layer, group: Group, sequence: bool):
         super().__init__(layer, group, sequence)
-        self.weight: Parameter = vars(self.module)["weight"]
         self.bias: Parameter | None = vars(self.module)["bias"]
         self.after: Callable[[Any], Any] | None = None
         if isinstance(self.module, Linear):
             self.after = ACTIVATIONS.resolve(self.module.fused)() if self.module.fused else self.module.after
 
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
-        m = self.module
+        m: Any = self.module
         if isinstance(m, Conv2d):
             y = self.out(m.convolve(x, None))
         else:
-            y = self.out(ops.linear(x, self.weight))
+            with self.entered(self.whole):
+                y = self.out(m.products(x))
         if self.bias is not None:                             # With `sequence`, each rank adds it to some positions.
             added: Any = Enter.apply(self.bias, group=self.group, name=f"{self.path}.bias") if self.sequence else self.bias
             y = y + (ops.reshape(added, -1, 1, 1) if isinstance(m, Conv2d) else added)
@@ -140,11 +156,5 @@ class AlongTheSequence(Column):
         if isinstance(self.module, Embedding):
             places = inputs[0].array if isinstance(inputs[0], Tensor) else inputs[0]
             inputs = (self.group.part(places, -1),)
-        attributes = vars(self.module)
-        kept = {name: value for name, value in attributes.items() if isinstance(value, Parameter)}
-        try:
-            attributes.update({name: Enter.apply(leaf, group=self.group, name=f"{self.path}.{name}")
-                               for name, leaf in kept.items()})
+        with self.entered([name for name, value in vars(self.module).items() if isinstance(value, Parameter)]):
             return inner(*inputs, **named)
-        finally:
-            attributes.update(kept)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.autograd import Tensor, no_grad
-from mpitrain.backend import Array, asnumpy, is_float
+from mpitrain.backend import Array, array_module, asnumpy, is_float
 from mpitrain.data import MicroBatch
 from mpitrain.errors import NumericsError
 from mpitrain.nn import Module
@@ -20,7 +20,8 @@ from mpitrain.registry import is_own, named
 def is_finite(array: Array) -> bool:
     """True where every value is finite, as all integers are."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return not is_float(array.dtype) or bool(np.isfinite(asnumpy(array.sum())))
+        return (not is_float(array.dtype) or bool(np.isfinite(asnumpy(array.sum())))
+                or bool(array_module(array).isfinite(array).all()))              # large numbers may have a sum that is not
 
 
 STEP = "try a smaller optimizer.lr or optimizer.clip_norm"

@@ -47,7 +47,7 @@ class Pipeline:
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
         self.neighbours = neighbours
-        self.teach: Callable[[Array, Tensor, Array, Tensor], Tensor] | None = None      # (x, output, target, loss) -> the loss
+        self.teach: Callable[[MicroBatch, Tensor, Array, Tensor], Tensor] | None = None     # its output, target, loss -> the loss
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span, self.goes_on = span, goes_on
         self.blamed: list[NumericsError] = []               # The errors of the last step on this rank.
@@ -231,7 +231,7 @@ class Pipeline:
             return output
         target = self.feed.targets(micro.y)
         loss: Tensor = self.loss(output, target)
-        return loss if self.teach is None else self.teach(self.feed.inputs(micro.x), output, target, loss)
+        return loss if self.teach is None else self.teach(micro, output, target, loss)
 
     def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
         """The summed loss as a number. NumericsError where it is not finite because of this stage.

@@ -114,6 +114,7 @@ class Policy(ABC):
         self.optimizer.update(gradients, lr=lr, step=self.step + 1 - self.began, scale=scale, segments=segments)
         if self.masks is not None:
             self.masks.apply(segments)
+            self.masks.clear(self.optimizer.averaged_weights(segments))
 
     def publish(self) -> None:
         """Gives all ranks the values that each has written to its `own` parts outside of an update. It communicates."""

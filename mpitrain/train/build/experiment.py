@@ -28,13 +28,13 @@ def keys(**sections: str) -> frozenset[str]:
 ROWS = keys(                                     # These decide the order of the samples, or which rows train.
     run="seed", model="block", data="validation transform target_transform augment stride drop_last", train="batch_size")
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
-    model="name formats ranks", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
+    model="name shapes formats ranks", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
               "groups offload",
-    shrink="prune sparsity pattern scope begin end every rewind skip quantize least",
+    shrink="prune sparsity pattern scope begin end every rewind skip products quantize least",
     lora="rank alpha layers", distil="teacher temperature weight")
 ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
-    data="path x y", train="steps epochs reproducible threads", comm="algorithm")
+    data="path x y", distil="predictions", train="steps epochs reproducible threads", comm="algorithm")
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
     run="name out folder", model="init_from", data="workers", optimizer="offload_folder",
     train="eval_every compare_every on_lost copy_every stop_before recompute cached_mb stall_s start_s stall",

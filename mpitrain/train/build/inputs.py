@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import Popen
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from mpitrain.data.loader import SampleReader
 from mpitrain.data.transforms import Asked
 from mpitrain.errors import ConfigError
 from mpitrain.models.registry import require_sizes
+
+if TYPE_CHECKING:
+    from mpitrain.data.predictions import Predictions
 
 ROWS = "rows"                            # the kind of data without targets (`data.unlabelled`)
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
@@ -36,6 +39,7 @@ class Inputs:
     transforms: data.Transforms
     augment: list[Any] = field(default_factory=list)
     token_rows: bool = False                  # rows without targets are those of a language model
+    predictions: Predictions | None = None    # a teacher's, of the rows of `training`
 
     @property
     def tokens(self) -> bool:
@@ -78,10 +82,11 @@ class Inputs:
 
 
 def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str,
-                   started: Popen[bytes] | None = None) -> dict[str, Any]:
+                   started: Popen[bytes] | None = None, *, predictions: str = "") -> dict[str, Any]:
     """Rank 0's description of the files, made before MPI starts: plain data, to be sent to the other ranks.
 
-    `started` is what `files.parser.start_parser` gave, and is ended.
+    `predictions` is a file of a teacher's, for the rows of `path`. `started` is what `files.parser.start_parser` gave, and is
+    ended.
     """
     other = folder / validation if isinstance(validation, str) and data.share_of(validation) is None else None
     with data.Parser(process=started) as parser:
@@ -89,6 +94,9 @@ def describe_files(path: str, validation: float | str, folder: Path, x: str, y: 
         if other is not None:
             found["validation"] = data.describe(locate(str(validation), folder), x=x or None, y=y or None, parser=parser)
             data.check_validation(found["training"], found["validation"])
+        if predictions:
+            from mpitrain.data.predictions import describe_predictions  # few runs have some
+            found["predictions"] = describe_predictions(folder / predictions, found["training"], parser)
     return found
 
 
@@ -119,12 +127,16 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
             held_out = data.TokenWindows(other, block, cover=True)
         rows = range(len(held_out)) if held_out is not None else range(0)
         return Inputs(windows, range(len(windows)), held_out, rows, transforms, functions)
+    predictions = None
+    if "predictions" in description:
+        from mpitrain.data.predictions import Predictions  # few runs have some
+        predictions = Predictions(description["predictions"])
     if stride != 1:
         raise ConfigError(f"data.stride={stride} is for tokens; these data are for {dataset.kind}")
     if other is not None:
-        return Inputs(dataset, range(len(dataset)), other, range(len(other)), transforms, functions)
+        return Inputs(dataset, range(len(dataset)), other, range(len(other)), transforms, functions, predictions=predictions)
     train_rows, validation_rows = data.split(len(dataset), validation, seed=seed)
-    return Inputs(dataset, train_rows, dataset, validation_rows, transforms, functions)
+    return Inputs(dataset, train_rows, dataset, validation_rows, transforms, functions, predictions=predictions)
 
 
 def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y: str = "", seed: int = 0,

@@ -10,6 +10,7 @@ from mpitrain import models, nn
 from mpitrain.arguments import call_with
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, nearest
+from mpitrain.kernels.kernel import kind
 
 
 def make_model(config: Config) -> nn.Module:
@@ -18,6 +19,9 @@ def make_model(config: Config) -> nn.Module:
     model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
     if not isinstance(model, nn.Module):
         raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
+    if config.model.shapes:
+        from mpitrain.shrink.shapes import give_shapes
+        give_shapes(model, config.model.shapes)
     if config.model.ranks:
         from mpitrain.shrink import factor
         factor.attach(model, config.model.ranks)
@@ -33,6 +37,11 @@ def make_model(config: Config) -> nn.Module:
     if config.train.recompute:
         keep_inputs_only(model, config.train.recompute)
     return model
+
+
+def leaves_out_zeros(config: Config) -> bool:
+    """Whether a saved model of the run is to compute with what pruning has left: in C, where that was measured to be faster."""
+    return bool(config.shrink.prune) and config.shrink.products == "sparse" and kind() == "c"
 
 
 def keep_inputs_only(model: nn.Module, which: bool | int | Sequence[str]) -> None:

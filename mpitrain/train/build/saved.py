@@ -83,7 +83,7 @@ def save(folder: str | os.PathLike[str], saved: SavedModel, made: Mapping[str, A
     """
     refuse_sources(Path(folder), saved.sources)
     state = saved.state()
-    state.refuse_nonfinite(saved.step)
+    state.refuse_nonfinite(saved.step, "nothing was written; take a file or a checkpoint whose numbers are")
     with naming_out(), contextlib.closing(RunFolder(folder).open(overwrite=overwrite, advice=ADVICE)) as out:
         kept = {key: saved.meta[key] for key in ("seed", "experiment") if key in saved.meta}
         kept["id"] = secrets.token_hex(8)

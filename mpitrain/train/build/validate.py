@@ -76,13 +76,16 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
 
 
 def refuse_few_bits(config: Config) -> None:
-    """ConfigError for layers that are kept in few bits: their weights are buffers, which no optimizer changes."""
-    if formats := config.model.formats:
+    """ConfigError for layers that are kept in few bits: their weights are buffers, which no optimizer changes. Adapters go on
+    them as they are."""
+    formats = config.model.formats
+    if formats and not config.lora.rank:
         path, name = next(iter(formats.items()))
         more = f" and {len(formats) - 1} more" if len(formats) > 1 else ""
         raise config.wrong(f'model.formats keeps layers in few bits, "{path}" in {name}{more}, whose weights are not trained; '
                            "train the run of floats that it was made of, with shrink.quantize to train for few bits, and then "
-                           "quantize that run: mpitrain quantize RUN --format FORMAT --out RUN2", ("model.formats",))
+                           "quantize that run: mpitrain quantize RUN --format FORMAT --out RUN2; or train adapters on this one "
+                           "(lora.rank)", ("model.formats",))
 
 
 def refuse_untrained(model: nn.Module) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -46,20 +45,6 @@ def pin(threads: int, node: Sequence[Place] = ()) -> int:
     threadpool_limits(threads)
     one_thread.cache_clear()
     return threads
-
-
-@contextmanager
-def one_thread_inside() -> Iterator[None]:
-    """Linear algebra has one thread inside, and the bits of one, however many the program has."""
-    from threadpoolctl import threadpool_limits
-
-    from mpitrain.kernels.product import one_thread
-    with threadpool_limits(1):
-        one_thread.cache_clear()
-        try:
-            yield
-        finally:
-            one_thread.cache_clear()
 
 
 def chosen(environment: Mapping[str, Any]) -> int:

@@ -10,13 +10,18 @@ whatever they have of the model: see `shrink.select`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from mpitrain.arguments import accepted, call
-from mpitrain.checkpoint.state import Kept, Placed, State
+from mpitrain.checkpoint.hashes import array_line, total_sha256
+from mpitrain.checkpoint.manifest import Checkpoint
+from mpitrain.checkpoint.parts import Piece
+from mpitrain.checkpoint.state import Expected, Kept, Placed, Shapes, State, Values
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config
 from mpitrain.config.sections import PRUNERS, ShrinkConfig
@@ -26,9 +31,10 @@ from mpitrain.nn.parameter import Parameter
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.placement.stages import Stage
 from mpitrain.registry import named
-from mpitrain.shrink.masks import Masks, prunable
+from mpitrain.shrink.masks import Layer, Masks, prunable
 from mpitrain.shrink.rules import Rule
 from mpitrain.shrink.schedule import Schedule
+from mpitrain.shrink.sparse import fix_blocks
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
 
@@ -67,6 +73,36 @@ def refuse_cut(config: Config, stage: Stage) -> None:
             rule.refuse(name, p)
 
 
+def refuse_masks(rule: Rule, layers: Sequence[Layer]) -> None:
+    """ConfigError where a rule has written something else than zeros and ones."""
+    for part in (part for layer in layers for part in layer.parts):
+        kept: Any = part.kept
+        marks = isinstance(kept, np.ndarray) and kept.shape == part.values.shape and kept.dtype.kind in "biu"
+        if not marks or (kept > 1).any() or (kept < 0).any():
+            found = named(kept) + (f" of {kept.dtype}, shape {kept.shape}" if isinstance(kept, np.ndarray) else "")
+            raise ConfigError(f'the pruning rule {type(rule).__name__} must leave part.kept of "{part.leaf.name}" as '
+                              f"{part.values.size:,} zeros and ones (part.kept[...] = ...), found {found}")
+
+
+class Bits(Values):
+    """The kind of state that masks are: ``mask/NAME`` of each pruned weight, a bit for each element in C order, padded to whole
+    bytes. Each is written by one rank."""
+
+    def __init__(self, masks: Masks):
+        super().__init__("mask", lambda: masks.bits, masks.put)
+        self.masks = masks
+
+    def expected(self, shapes: Shapes) -> Expected:
+        return {f"mask/{name}": ((-(-math.prod(shape) // 8),), np.dtype(np.uint8)) for name, shape in self.masks.shapes.items()}
+
+    def pieces(self, mesh: Mesh | None) -> Iterator[Piece]:
+        for name, bits in (self.masks.bits if mesh is None else self.masks.written_here()).items():
+            yield Piece.whole(f"mask/{name}", bits)
+
+    def read(self, checkpoint: Checkpoint) -> None:
+        self.masks.put({name: checkpoint.read(f"mask/{name}") for name in self.masks.bits})
+
+
 class Pruning(Observer):
     """The masks of a run, as `config` asks for them. To be the first observer: others see what it leaves.
 
@@ -78,7 +114,7 @@ class Pruning(Observer):
                  notes: list[str]):
         s: ShrinkConfig = config.shrink
         self.rewind, self.end = -1 if isinstance(s.rewind, str) else s.rewind, s.end
-        self.policy, self.state, self.control = policy, state, control
+        self.policy, self.state, self.control, self.products = policy, state, control, s.products
         self.schedule = Schedule(s.sparsity, s.begin, s.end, s.every)
         self.rule, shapes = rule_of(config), prunable(whole, s.skip)
         self.sliced = policy.shards is not None
@@ -87,7 +123,7 @@ class Pruning(Observer):
         notes += [f"not pruned: {', '.join(left)}: {self.rule.why}"] if left else []
         self.tell = notes.append                              # until the run has begun
         self.masks = Masks(policy.storage, fitting, self._counts)
-        self.kind = Kept("mask", self._placed_masks, "uint8", among=fitting.__contains__)
+        self.kind = Bits(self.masks)
         state.kept.append(self.kind)
         if self.rewind >= 0:
             self.first = policy.storage.new_flat()
@@ -102,6 +138,8 @@ class Pruning(Observer):
         elif run.step >= self.schedule.begin:
             self.policy.masks = self.masks
             self._count_from(run.step)
+            if run.step >= self.end:
+                self._fix_blocks()
         self.tell = run.tell
 
     def before_step(self, step: int) -> None:
@@ -116,17 +154,19 @@ class Pruning(Observer):
 
     def finish(self, step: int) -> Mapping[str, Any]:
         pruned, all_of_them = self._zeros()
-        return {"pruned": {"zeros": pruned, "of": all_of_them, "masks_sha256": self.state.sha256(self.kind)}}
+        return {"pruned": {"zeros": pruned, "of": all_of_them, "masks_sha256": self._sha256()}}
 
     def _choose(self, step: int) -> None:
         """Masks of the weights as they are, and zeros there on all ranks."""
         policy, layers = self.policy, self.masks.layers()
         self.rule.choose(layers, self.schedule.at(step), self._add)
-        self.masks.take(layers)
+        refuse_masks(self.rule, layers)
+        self.masks.take(layers, self._add)
         policy.settle()                                       # Nobody writes before all have read.
         if step == self.end and self.rewind >= 0:
             self._go_back()
         self.masks.apply(policy.own())
+        self.masks.clear(policy.optimizer.averaged_weights(policy.own()))
         policy.publish()
         policy.masks = self.masks
         if step == self.end:
@@ -134,6 +174,16 @@ class Pruning(Observer):
             back = f"; all weights are those of step {self.rewind} again" if self.rewind >= 0 else ""
             self.tell(f"pruned {zeros:,} of {n:,} weights, {zeros / n:.1%}, in {len(self.masks.shapes)} layers; these zeros "
                       f"stay{back}")
+            self._fix_blocks()
+
+    def _fix_blocks(self) -> None:
+        """Masks stay from now on: linear layers whose blocks pay compute with these alone."""
+        if self.products == "sparse" and self.policy.storage.device.name == "cpu":
+            names = fix_blocks(self.policy.stage.model, self.masks)
+            if names:
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                self.tell(f"products by what is left of {', '.join(names[:3])}{more}, in blocks; pruned weights have no gradient "
+                          "there")
 
     def _go_back(self) -> None:
         policy = self.policy
@@ -163,9 +213,10 @@ class Pruning(Observer):
     def _counts(self, parameter: Parameter) -> bool:
         return Placed(parameter, np.zeros(0), 0 if self.sliced else None).is_ours(self.state.mesh)
 
-    def _placed_masks(self) -> Iterable[Placed]:
-        return (Placed(s.parameter, kept if self.sliced else kept.reshape(s.parameter.shape), s.first if self.sliced else None)
-                for s, kept in self.masks.views())
+    def _sha256(self) -> str:
+        """The hash of all masks, over the whole model. It communicates."""
+        own = [array_line(name, bits) for name, bits in self.masks.written_here().items()]
+        return total_sha256(line for lines in self.control.gather_objects(own) for line in lines)
 
     def _placed_values(self) -> Iterable[Placed]:
         storage = self.policy.storage
