@@ -76,15 +76,18 @@ def speed(rounds: int) -> None:
     import numpy as np
 
     from mpitrain import models
+    from mpitrain.backend import keep_freed_memory
     from mpitrain.infer.recorded import Recorded
     from mpitrain.shrink.cut import choose, transfer
+    from mpitrain.shrink.importance import norms
     from mpitrain.shrink.tracing import trace
+    keep_freed_memory()                           # as predict does
     for net, shape in SHAPES.items():
         arguments: dict[str, Any] = {"channels": 1}
         model = models.MODELS[net](**arguments)
         model.initialize(0)
         x = np.random.default_rng(0).standard_normal((64, *shape), dtype=np.float32)
-        chosen = choose(model.eval(), trace(model, x[:2]), WORK[net])
+        chosen = choose(model.eval(), trace(model, x[:2]), norms(model), WORK[net])
         smaller = models.MODELS[net](**arguments, **chosen.sizes)
         smaller.initialize(0)
         transfer(model, smaller, chosen, x[:2])

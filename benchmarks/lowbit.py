@@ -1,11 +1,12 @@
 """Products with weights in few bits: against our own in float32, and against ggml's of the same width. One thread.
 
-    python benchmarks/lowbit.py [--ggml FOLDER] [--rounds 9] [--json FILE]
+    python benchmarks/lowbit.py [tokens|mlp|batches ...] [--ggml FOLDER] [--rounds 9] [--json FILE]
 
 One token: all products of GPT-2's shape (12 layers of 768, 50,257 tokens) at one row, so 124 M weights are read; and of a GPT of
-6 layers of 384. An MLP: 784-512-512-10 in batches of 64. Members take turns, A B A B; a ratio is the median over rounds. FOLDER
-has libggml-base.so and libggml-cpu.so, built from ggml's sources for this CPU (cmake -DGGML_NATIVE=ON -DGGML_OPENMP=OFF); its
-q8_0 and q4_0 make int8 of the row, too. Results are compared with the float products of the same weights.
+6 layers of 384. An MLP: 784-512-512-10 in batches of 64. Batches: single layers on 1 to 256 rows. Members take turns, A B A
+B; a ratio is the median over rounds. FOLDER has libggml-base.so and libggml-cpu.so, built from ggml's sources for this CPU (cmake
+-DGGML_NATIVE=ON -DGGML_OPENMP=OFF); its q8_0 and q4_0 make int8 of the row, too. Results are compared with the float products of
+the same weights.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from mpitrain.shrink.quantize import quantize
 
 TOKENS = {"GPT-2 124M": [(2304, 768), (768, 768), (3072, 768), (768, 3072)] * 12 + [(50257, 768)],
           "GPT 6 x 384": [(1152, 384), (384, 384), (1536, 384), (384, 1536)] * 6 + [(65, 384)]}
+LAYERS = [(512, 784), (512, 512), (384, 384), (1152, 384), (1536, 384), (384, 1536), (3072, 768), (768, 3072)]
 NAMES = ("int8", "int4", "int8-dynamic", "int4-dynamic")
 TYPES = {"q8_0": (8, 34), "q4_0": (2, 18)}        # ggml's numbers of these types, and bytes of a block of 32
 
@@ -146,15 +148,42 @@ def mlp(rounds: int) -> dict[str, Any]:
     return result | {f"{name} against float32": ratio(found, name, "float32") for name in NAMES}
 
 
+def repeated(count: int, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
+    return lambda: [function(*arguments) for _ in range(count)]
+
+
+def batches(rounds: int) -> dict[str, Any]:
+    """Of each format the ratios over single layers, as (M, N, K): ratio, and the lowest one."""
+    result: dict[str, Any] = {}
+    for n, k in LAYERS:
+        weight = np.random.default_rng(0).normal(size=(n, k)).astype(np.float32)
+        made = {name: (FORMATS[name](), FORMATS[name]().quantize(weight)) for name in NAMES}
+        for m in (1, 8, 64, 256):
+            x, bias = np.random.default_rng(1).normal(size=(m, k)).astype(np.float32), np.zeros(n, np.float32)
+            count = 1 + (1 << 27) // (m * n * k)
+            members: dict[str, Callable[[], Any]] = {"float32": repeated(count, product, x, weight.T, bias)}
+            for name, (format, arrays) in made.items():
+                members[name] = repeated(count, format.product, x, arrays, bias)
+            found = in_turn(members, rounds)
+            result[f"{m}, {n}, {k}"] = {name: ratio(found, name, "float32") for name in NAMES}
+    return {**result, "lowest": {name: min(one[name] for one in result.values()) for name in NAMES}}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("parts", nargs="*", choices=("tokens", "mlp", "batches", []), help="all, if none is named")
     parser.add_argument("--ggml", type=Path, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     keep_freed_memory()
-    found = {name: token(shapes, options.ggml, options.rounds) for name, shapes in TOKENS.items()}
-    found["MLP 784-512-512-10, 64 rows"] = mlp(options.rounds)
+    parts, found = options.parts or ("tokens", "mlp", "batches"), {}
+    if "tokens" in parts:
+        found = {name: token(shapes, options.ggml, options.rounds) for name, shapes in TOKENS.items()}
+    if "mlp" in parts:
+        found["MLP 784-512-512-10, 64 rows"] = mlp(options.rounds)
+    if "batches" in parts:
+        found["Layers of M rows, N outputs, K inputs, against float32"] = batches(options.rounds)
     for name, figures in found.items():
         print(name, *(f"  {key}: {value}" for key, value in figures.items()), sep="\n", flush=True)
     if options.json:

@@ -23,12 +23,12 @@ import h5py
 import numpy as np
 from predict_vs_ort import MODELS, made
 
-from mpitrain import Run
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import launched_rank, start
 from mpitrain.config import changed, load_run
 from mpitrain.data.unlabelled import describe_rows
 from mpitrain.infer.predict import predict
+from mpitrain.run.saved_run import SavedRun
 from mpitrain.train.build.saved import save
 
 
@@ -52,8 +52,8 @@ def main() -> int:
     folder, files = comm.bcast(prepared)
     config = changed(load_run(folder / "run", []), train={"threads": 1})
     alone = comm.Split(comm.rank, 0)
-    runs = {1: Run(config, alone, quiet=True, files=lambda: files) if comm.rank == 0 else None,
-            2: Run(config, comm, quiet=True, files=lambda: files)}
+    runs = {1: SavedRun(config, alone, quiet=True, files=lambda: files) if comm.rank == 0 else None,
+            2: SavedRun(config, comm, quiet=True, files=lambda: files)}
     seconds: dict[int, list[float]] = {1: [], 2: []}
     hashes = set()
     for turn in range(2 * options.pairs + 2):

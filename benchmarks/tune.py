@@ -2,7 +2,8 @@
 
     python benchmarks/tune.py tinyshakespeare.txt [--steps 2000] [--tuning 300]
 
-Prints the validation losses before and after, and the optimizer's state. One thread, one rank.
+Prints the validation losses before and after, how far logits are from those of the merged run, and the optimizer's state. One
+thread, one rank.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 TOML = """
 [run]
@@ -64,6 +68,32 @@ def _size(shape: tuple[int, ...]) -> int:
     return n
 
 
+def logits(run: Path, precision: str) -> Any:
+    """float64 (8, 64, 65) of a run's model for 8 texts drawn by chance, computed with its own parameters in `precision`."""
+    from mpitrain.autograd import Tensor, no_grad
+    from mpitrain.train.build.model import make_model
+    from mpitrain.train.build.saved import load
+    saved = load(run)
+    model = make_model(saved.config)
+    model.initialize(0, precision)
+    for (_, own), (_, leaf) in zip(saved.model.named_parameters(), model.named_parameters()):
+        leaf.array[...] = own.numpy()
+        leaf.mark_changed()
+    tokens = np.random.default_rng(0).integers(0, 65, (8, 64))
+    with no_grad():
+        return model.eval()(Tensor(tokens)).numpy().astype(np.float64)
+
+
+def apart(folder: Path) -> dict[str, float]:
+    """How far logits of the merged run are from those with adapters, and each from its own in float64: the largest difference as
+    a part of the largest logit, and the norm of differences as a part of that of logits."""
+    a, b, a64, b64 = (logits(folder / run, precision) for precision in ("float32", "float64") for run in ("lora", "merged"))
+    return {f"{what}, as a part of the {of}": float(measure(x - y) / measure(x))
+            for what, x, y in (("merged - adapters in float32", a, b), ("adapters, float32 - float64", a64, a),
+                               ("merged, float32 - float64", b64, b), ("merged - adapters in float64", a64, b64))
+            for of, measure in (("largest logit", lambda x: np.abs(x).max()), ("norm", np.linalg.norm))}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("text", type=Path)
@@ -86,9 +116,12 @@ def main() -> None:
         mpitrain(folder, "merge", "lora", "--out", "merged")
         found = {"base on its text": loss(folder, "base"), "base on the changed text": loss(folder, "base", "data.path=after"),
                  "full": loss(folder, "full"), "lora": loss(folder, "lora"), "merged": loss(folder, "merged")}
+        distances = apart(folder)
         states = {run: state_bytes(folder / run) for run in ("full", "lora")}
     for what, value in found.items():
         print(f"{what}: loss {value:.6f}")
+    for what, distance in distances.items():
+        print(f"{what}: {distance:.2e}")
     print(f"lora - full: {found['lora'] - found['full']:+.4f}; optimizer state {states['lora']:,} of {states['full']:,} bytes, "
           f"{100 * states['lora'] / states['full']:.2f} %")
 
