@@ -1,4 +1,4 @@
-"""Published sizes of models: parameters, which must be equal, and multiply-adds of a sample in 1e9, within 0.5 % (None: none is published).
+"""Published sizes of models: parameters, which must be equal, and multiply-adds of a sample in 1e9, within 0.5 % (or None).
 
 Most are torchvision's own, of the tables beside its weights (`num_params`, `_ops`); others say where they are from.
 """

@@ -10,14 +10,15 @@
         same_on_ranks(Tiny("resnet18", {"classes": 4}, (3, 48, 48), classes=4), Tiny("vgg11", ...))
 
 `like_torch` copies theirs into ours: by the order of parameters and of buffers where every pair has equal shapes, else by
-`names`, our name -> theirs (or None for one that they do not have), or a list of (pattern, replacement) for `re.sub`. It compares the
-output, every gradient and the running statistics, in eval and in training mode. Dropout and stochastic depth are off on both sides.
+`names`, our name -> theirs (or None for one that they do not have), or a list of (pattern, replacement) for `re.sub`. It
+compares the output, every gradient and the running statistics, in eval and in training mode. Dropout and stochastic depth are
+off on both sides.
 
-`same_on_ranks` trains two steps on 1 rank, with recomputed blocks, on pp = 2 and on dp = 2, and the same in layout mode; losses are equal to
-1e-5, recompute and layout mode to the bit. Batch norms see a micro-batch, so dp = 2 has those of one rank.
+`same_on_ranks` trains two steps on 1 rank, with recomputed blocks, on pp = 2 and on dp = 2, and the same in layout mode; losses
+are equal to 1e-5, recompute and layout mode to the bit. Batch norms see a micro-batch, so dp = 2 has those of one rank.
 
-torchvision: its wheel for torch 2.13.0 (0.28.0) is made for CUDA and its compiled operators do not load beside torch's CPU wheel. Its models
-need none of them: `torchvision()` declares the two that its import asks for. Install it with
+torchvision: its wheel for torch 2.13.0 (0.28.0) is made for CUDA, and its compiled operators do not load beside torch's CPU
+wheel. Its models need none of them: `torchvision()` declares the two that its import asks for. Install it with
 
     pip install --no-deps torchvision==0.28.0          # without --no-deps pip replaces a CPU wheel of torch by one for CUDA
     pip install transformers                           # leaves torch alone
@@ -34,7 +35,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -45,7 +46,7 @@ from mpitrain.autograd import Tensor
 
 PROGRAM = Path(__file__).with_name("zoo_program.py")
 FORWARD, GRADIENTS = 1e-4, 1e-3                     # largest differences, relative to the largest number of the array
-Names = "Callable[[str], str | None] | Sequence[tuple[str, str]]"
+Changes: TypeAlias = Mapping[str, Callable[[Any], Any]]     # our name, a pattern -> what is done with their array
 
 
 def images(*shape: int, seed: int = 0) -> Any:
@@ -85,8 +86,7 @@ def _imported(name: str, how: str) -> Any:
         return pytest.importorskip(name, reason=f"needs {name}: {how}")
 
 
-def copy_values(theirs: Any, ours: nn.Module, names: Any = None, change: Mapping[str, Callable[[Any], Any]] | None = None
-                ) -> dict[str, str]:
+def copy_values(theirs: Any, ours: nn.Module, names: Any = None, change: Changes | None = None) -> dict[str, str]:
     """Copies the values of a torch module into our initialised model; our names -> theirs.
 
     `change`: what is done with some of their arrays, by our names (a pattern of `re.fullmatch`), such as ``np.transpose``.
@@ -139,14 +139,16 @@ def _by_name(own: Mapping[str, Any], names: Any) -> dict[str, str]:
     return {name: other for name in own if (other := renamed(name)) is not None}
 
 
-def like_torch(ours: nn.Module, theirs: Any, *x: Any, names: Any = None, change: Mapping[str, Callable[[Any], Any]] | None = None,
-               output: Callable[[Any], Any] = lambda y: y, call: Callable[[Any, list[Any]], Any] | None = None, dtype: str = "float32",
-               modes: Sequence[str] = ("eval", "train"), forward: float = FORWARD, gradients: float = GRADIENTS, seed: int = 0) -> None:
+def like_torch(ours: nn.Module, theirs: Any, *x: Any, names: Any = None, change: Changes | None = None,
+               output: Callable[[Any], Any] = lambda y: y, call: Callable[[Any, list[Any]], Any] | None = None,
+               dtype: str = "float32", modes: Sequence[str] = ("eval", "train"), forward: float = FORWARD,
+               gradients: float = GRADIENTS, seed: int = 0) -> None:
     """Asserts that our model computes what a torch module does with random values, forward and backward.
 
-    `output` takes the tensor out of what theirs returns, `call(theirs, inputs)` calls it otherwise than with the inputs in order.
-    Gradients, also those of floating-point inputs, are those of the sum of the outputs times fixed random numbers; a gradient that is 0 but for
-    rounding (a bias before a batch norm) is compared with the largest of all. float64 shows equality where ReLUs near 0 would flip.
+    `output` takes the tensor out of what theirs returns, `call(theirs, inputs)` calls it otherwise than with the inputs in
+    order. Gradients, also those of floating-point inputs, are those of the sum of the outputs times fixed random numbers; one
+    that is 0 but for rounding (a bias before a batch norm) is compared with the largest of all. float64 shows equality where
+    ReLUs near 0 would flip.
     """
     torch, _ = declared()
     torch.manual_seed(seed)
@@ -179,8 +181,7 @@ def like_torch(ours: nn.Module, theirs: Any, *x: Any, names: Any = None, change:
                 _near(buffer.data, leaves[pairs[name]].detach().numpy(), forward, f"{name} after a pass in {mode} mode")
 
 
-def _same_gradients(ours: nn.Module, theirs: Any, pairs: Mapping[str, str], change: Mapping[str, Callable[[Any], Any]], bar: float,
-                    mode: str) -> None:
+def _same_gradients(ours: nn.Module, theirs: Any, pairs: Mapping[str, str], change: Changes, bar: float, mode: str) -> None:
     wanted = {name: p.grad.numpy() for name, p in theirs.named_parameters() if p.grad is not None}
     floor = 1e-3 * max(np.abs(grad).max() for grad in wanted.values())
     for name, p in ours.named_parameters():
@@ -203,7 +204,7 @@ def _near(found: Any, wanted: Any, bar: float, what: str, floor: float = 0.0) ->
 def _randomised(theirs: Any, torch: Any) -> Any:
     """Values under which every part counts: norms that scale and shift, and running statistics that are not 0 and 1."""
     with torch.no_grad():
-        for name, p in theirs.named_parameters():
+        for p in theirs.parameters():
             if p.dim() <= 1:
                 p.add_(0.1 * torch.randn_like(p))
         for name, b in theirs.named_buffers():
@@ -251,4 +252,5 @@ def same_on_ranks(*cases: Tiny, timeout: float = 150) -> None:
     """One job of 2 ranks for all cases; see above."""
     result = mpirun(2, PROGRAM, json.dumps([asdict(case) for case in cases]), timeout=timeout)
     assert result.rc == 0, result.out + result.err
-    assert [line for line in result.out.splitlines() if line.startswith("same: ")] == [f"same: {case.model}" for case in cases], result.out
+    done = [line.removeprefix("same: ") for line in result.out.splitlines() if line.startswith("same: ")]
+    assert done == [case.model for case in cases], result.out

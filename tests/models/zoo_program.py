@@ -46,8 +46,9 @@ def train(comm: Any, case: dict[str, Any], *, pp: int = 1, recompute: bool = Fal
     mesh = Mesh(comm, pp=pp)
     inputs = Inputs(source, range(len(x)), None, range(0), data.Transforms())
     asked = {"micro_batches": MICRO_BATCHES, **case["settings"], **options}
-    job = assemble(model, inputs, mesh, loss=nn.LOSSES[case["loss"]](), optimizer=lambda s: optim.SGD(s, lr=case["lr"], momentum=0.9),
-                   quiet=True, config=flat(steps=STEPS, batch_size=case["batch"], **asked))
+    job = assemble(model, inputs, mesh, loss=nn.LOSSES[case["loss"]](), quiet=True,
+                   optimizer=lambda storage: optim.SGD(storage, lr=case["lr"], momentum=0.9),
+                   config=flat(steps=STEPS, batch_size=case["batch"], **asked))
     trainer: Any = job.trainer
     losses = [trainer.train_step(batch).loss for _, batch in trainer.loader.iterate(0, STEPS)]
     hashes = job.state.hashes()
