@@ -2,4 +2,8 @@
 
 FILES = {
     "convolutional": "lenet resnet18 resnet20 resnet32 resnet34 resnet50 resnet56",
+    "convnext": "convnext_tiny",
+    "efficientnet": "efficientnet_b0",
+    "mobilenet": "mnasnet mobilenet_v2 mobilenet_v3_large mobilenet_v3_small",
+    "shufflenet": "shufflenet_v2",
 }

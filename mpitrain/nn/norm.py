@@ -16,6 +16,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
+from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.basic import Dropout
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Buffer, Parameter
@@ -63,11 +64,10 @@ class _BatchNorm(_Tracking):
 
     def __init__(self, features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, *, bias: bool = True, activation: str | None = None):
-        if activation not in (None, "relu"):
-            raise ConfigError(f'batch norm takes "relu" as its activation, or None, not "{activation}"; put others after it')
         if not (isinstance(eps, int | float | np.floating) and eps > 0):
             raise ConfigError(f"the eps of batch norm is a number of more than 0, not {eps!r}")
         self.eps, self.relu = eps, activation == "relu"
+        self.after = None if activation in (None, "relu") else ACTIVATIONS.resolve(str(activation))()
         self._describe(features, momentum, affine, track_running_stats, bias)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
@@ -75,6 +75,11 @@ class _BatchNorm(_Tracking):
         if len(shape) not in self.ndims or shape[1] != self.features:
             raise ShapeError(f"{type(self).__name__} expects {' or '.join(map(str, self.ndims))} dims with {self.features} "
                              f"channels in dim 1, got shape {shape}")
+        y = self._normalised(x, residual)
+        return y if self.after is None else self.after(y)
+
+    def _normalised(self, x: Any, residual: Any) -> Tensor:
+        shape = tuple(x.shape)
         if not self.training and self.running is not None:
             return ops.batch_norm_inference(x, self.running_mean, self.running_var, self.weight, self.bias, residual=residual,
                                             relu=self.relu, eps=self.eps)
