@@ -40,6 +40,7 @@ from mpitrain.train.build.from_config import checkpoint_folder, never_thawed, ob
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.offload import files_folder, new_file
+from mpitrain.train.build.sizes import said_by_data, with_sizes
 from mpitrain.train.build.trial import try_samples
 from mpitrain.train.build.validate import refuse_cuts, refuse_parts, validate
 
@@ -70,6 +71,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     m = config.mesh
     grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
     inputs = open_data(config)
+    written, config = config, with_sizes(config, inputs)
     made = describe_run(config, inputs.tokens)
     model = made.model
     valid = validate(config, grid, model, made.optimizer, made.rate, inputs.train_rows)
@@ -81,6 +83,8 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     observers_of(config)
     block, cp, n_micro, pp = config.model.arguments.get("block"), grid.size("cp"), valid.n_micro, grid.size("pp")
     yield f"{config.run.name}: model {config.model.name}, {n_parameters:,} parameters"
+    if given := said_by_data(written, config):
+        yield given
     yield f"mesh {grid}, {ranks} rank{'s' if ranks > 1 else ''}"
     if cp > 1 and block is not None:
         yield f"samples of {block} positions, {block // cp} on each rank"

@@ -61,7 +61,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         return cls(config, comm, process=process, quiet=quiet, files=files)
 
     def open(self) -> Session:
-        """The session of these ranks, made at the first call."""
+        """The session of these ranks, made at the first call. `config` has the sizes then that its data say."""
         with guard.symmetric():
             if self._closed:
                 raise UsageError(f"this run is closed; make another one: {type(self).__name__}(config, comm)")
@@ -71,6 +71,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             self.process.tells_others = self._session.mesh.revoke
             self._opens(self._session)
             self._session.open(self.config, self._files, self.process.pulse)
+            self.config = self._session.config
         return self._session
 
     def close(self) -> None:

@@ -24,6 +24,7 @@ from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.model import make_model
+from mpitrain.train.build.sizes import said_by_data, with_sizes
 from mpitrain.train.intervals import Plan
 from mpitrain.train.machine import environment, threads
 from mpitrain.train.machine.threads import Place
@@ -36,6 +37,7 @@ class Session:
 
     def __init__(self, config: Config, comm: Any):
         m = config.mesh
+        self.config = config                                  # with the sizes that its data say, once they are open
         self.files: Any = None                                # what is in the data files, once they have been looked at
         with guard.symmetric():
             self.mesh = Mesh(comm, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
@@ -66,6 +68,9 @@ class Session:
             self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,
                                       block=config.model.arguments.get("block"), transform=d.transform,
                                       target_transform=d.target_transform, augment=d.augment, folder=config.folder)
+            sized = with_sizes(config, self.inputs, lambda action: on_first(control, action))
+        self.notes += [given] if (given := said_by_data(config, sized)) else []
+        self.config = sized
 
     def told_once(self, said: Sequence[str]) -> list[str]:
         """The ranks' texts, each once. It communicates."""

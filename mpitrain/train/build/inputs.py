@@ -16,7 +16,7 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.data.checks import Source
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.loader import SampleReader
-from mpitrain.data.transforms import Asked
+from mpitrain.data.transforms import FIT_ROWS, Asked
 from mpitrain.errors import ConfigError
 from mpitrain.models.registry import require_sizes
 
@@ -58,6 +58,16 @@ class Inputs:
     def sample(self, rows: int = 1) -> tuple[Any, Any]:
         """The first training rows as the model would see them, for a trial before anything is allocated for real."""
         return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:rows], np.int64))
+
+    def row_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shapes of a row and of its target as the model sees them. Built-in transforms keep a row's shape; those of the
+        user's own learn from the first rows here, and again from all of them before training."""
+        if any(":" in name for name in self.transforms.names):
+            self.transforms.fit(self.training, self.train_rows[:FIT_ROWS])
+            x, y = self.sample()
+        else:
+            x, y = self.training.read(np.asarray(self.train_rows[:1], np.int64))
+        return x.shape[1:], y.shape[1:]
 
     def try_some(self, rows: int) -> tuple[Any, Any]:
         """The first training rows, after two have been transformed and augmented: what changes the number of rows is refused."""
