@@ -3,9 +3,11 @@
 import inspect
 import json
 import math
+import re
 
 import numpy as np
 import pytest
+from published import PUBLISHED
 
 from mpitrain import nn, ops
 from mpitrain.autograd import no_grad
@@ -35,27 +37,31 @@ def tokens(*shape, vocabulary=11):
     return np.random.default_rng(0).integers(0, vocabulary, shape)
 
 
+FROM_0 = ("experts",)                            # sizes of which a model may have none
+
+
 def sizes_of(name):
     """The model's arguments that are an integer, or a list of integers."""
     kinds = {"int": False, "Sequence[int]": True}
     return [(key, kinds[p.annotation]) for key, p in inspect.signature(MODELS[name]).parameters.items() if p.annotation in kinds]
 
 
+def arguments(name):
+    """Those that a model needs, or that make it small."""
+    known = {"gpt": TINY, **{small: settings for small, (settings, _, _) in SMALL.items()}}
+    return known.get(name) or next((p.arguments for key, p in PUBLISHED.items() if key.partition(":")[0] == name), {})
+
+
 @pytest.mark.parametrize(("name", "key", "is_list"), [(name, *size) for name in MODELS for size in sizes_of(name)])
-@pytest.mark.parametrize("value", [0, -3, 1.5, True, "abc"])
-def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
-    least = 0 if key == "experts" else 1                        # a model has none unless it is asked for
-    if value == least == 0:
-        pytest.skip("no experts are fine")
-    settings = {"gpt": TINY, **{known: settings for known, (settings, _, _) in SMALL.items()}}[name]
-    for wrong in ([8, value], value) if is_list else (value,):
-        with pytest.raises(ConfigError) as caught:
-            MODELS[name](**settings | {key: wrong})
-        count = "4 " if (name, key) == ("lenet", "widths") else ""
-        what = f"a list of {count}integers" if is_list else "an integer"
-        assert caught.value.message == (f"model.{key} must be {what} of at least {least}, found {json.dumps(wrong)}; "
-                                        f"change model.{key}")
-    MODELS[name](**settings)
+def test_every_size_is_an_integer_of_at_least_one(name, key, is_list):
+    least, settings = 0 if key in FROM_0 else 1, arguments(name)
+    for value in (0, -3, 1.5, True, "abc")[least == 0:]:
+        for wrong in ([8, value], value) if is_list else (value,):
+            with pytest.raises(ConfigError) as caught:
+                MODELS[name](**settings | {key: wrong})
+            what = r"a list of (\d+ )?integers" if is_list else "an integer"
+            assert re.fullmatch(rf"model\.{key} must be {what} of at least {least}, found {re.escape(json.dumps(wrong))}; "
+                                rf"change model\.{key}", caught.value.message)
 
 
 def test_each_expert_of_gpt_has_the_sizes_of_the_mlp_it_stands_for():
