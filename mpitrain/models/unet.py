@@ -23,6 +23,7 @@ __all__ = ["unet"]
 
 HE = init.kaiming_normal(fan="out")
 UPS = ("transposed", "bilinear")
+INSIDE = ("conv1", "norm1", "conv2"),
 PLAN = {"*.conv1": "column", "*.norm1": "channels", "*.conv2": "row"}
 
 
@@ -46,8 +47,6 @@ class Level(nn.Module):
     `carried` are the channels beside x of what is on its way around, counted at the size of images on this level.
     """
 
-    chains = ("conv1", "norm1", "conv2"),
-
     def __init__(self, inputs: int, outputs: int, norm: str, carried: int):
         make = NORMS.resolve(norm)
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False, weight_init=HE)
@@ -63,12 +62,16 @@ class Level(nn.Module):
 class First(Level):
     """The first level: images (N, inputs, H, W) to (N, outputs, H, W)."""
 
+    chains = INSIDE
+
     def forward(self, x: Any) -> Any:
         return self.through(x)
 
 
 class Down(Level):
     """One level down: x (N, inputs, H, W), with `carried` / 4 channels beside it, is pooled; x itself is then carried, too."""
+
+    chains = INSIDE
 
     def __init__(self, inputs: int, outputs: int, norm: str, carried: int):
         super().__init__(inputs, outputs, norm, carried)
@@ -83,6 +86,8 @@ class Down(Level):
 
 class Up(Level):
     """One level up: x is enlarged, and joined with what the way down had there, which lies first in what is carried."""
+
+    chains = INSIDE
 
     def __init__(self, inputs: int, outputs: int, norm: str, carried: int, up: str):
         super().__init__(2 * outputs, outputs, norm, carried)
