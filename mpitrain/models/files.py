@@ -1,9 +1,14 @@
 """The models that are loaded when somebody names one: each file of this folder, and the models that it has."""
 
 FILES = {
+    "autoencoder": "autoencoder vae",
     "convolutional": "lenet resnet18 resnet20 resnet32 resnet34 resnet50 resnet56",
     "convnext": "convnext_tiny",
     "efficientnet": "efficientnet_b0",
     "mobilenet": "mnasnet mobilenet_v2 mobilenet_v3_large mobilenet_v3_small",
     "shufflenet": "shufflenet_v2",
+    "fourier": "fno",
+    "swin": "swin swin_t",
+    "unet": "unet",
+    "vision_transformer": "vit vit_b_16 vit_s_16 vit_ti_16",
 }

@@ -14,6 +14,7 @@ FILES = {
     "losses": """
         BCELoss BCEWithLogitsLoss CrossEntropyLoss DiceLoss FocalLoss HingeEmbeddingLoss HuberLoss KLDivLoss L1Loss MSELoss
         MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss NLLLoss PoissonNLLLoss SmoothL1Loss SoftMarginLoss""",
+    "losses_of_samples": "ELBO RelativeL2",
     "losses_of_several": """
         CTCLoss CosineEmbeddingLoss GaussianNLLLoss MarginRankingLoss TripletMarginLoss TripletMarginWithDistanceLoss""",
     "noise": "AlphaDropout DropPath Dropout1d Dropout2d Dropout3d FeatureAlphaDropout",

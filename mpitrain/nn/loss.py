@@ -56,6 +56,7 @@ LOSSES: Registry[Callable[..., Loss]] = Registry("loss")
 for _file, _names in {
         "losses": ("nll", "smooth_l1", "poisson_nll", "hinge_embedding", "multi_margin", "multilabel_margin",
                    "multilabel_soft_margin", "soft_margin", "dice", "focal"),
+        "losses_of_samples": ("relative_l2", "elbo"),
         "losses_of_several": ("gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking")}.items():
     for _name in _names:
         LOSSES.register_later(_name, f"mpitrain.nn.{_file}:{_name}")

@@ -32,6 +32,10 @@ EFFICIENT: dict[str, Published] = {
 
 # ConvNeXt, ViT, Swin, U-Net.
 VISION: dict[str, Published] = {
+    "vit_ti_16": Published({}, IMAGE, 5_717_416, source="DeiT (Touvron et al. 2021), its code"),
+    "vit_s_16": Published({}, IMAGE, 22_050_664, source="DeiT (Touvron et al. 2021), its code"),
+    "vit_b_16": Published({}, IMAGE, 86_567_656, 17.564),
+    "swin_t": Published({}, IMAGE, 28_288_354, 4.491),
 }
 
 # GPT-2, BERT, DistilBERT, T5, Llama.
