@@ -2,4 +2,8 @@
 
 FILES = {
     "convolutional": "lenet resnet18 resnet20 resnet32 resnet34 resnet50 resnet56",
+    "graph": "graphsage",
+    "recurrent": "gru lstm",
+    "series": "fcn inception_time tcn",
+    "tabular": "deepfm ft_transformer",
 }
