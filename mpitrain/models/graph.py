@@ -35,7 +35,8 @@ class Aggregate(nn.Module):
             means.append(ops.mean(ops.reshape(around, x.shape[0], sizes[step], sampled, x.shape[2]), dim=2))
         neighbours = ops.concatenate(means, dim=1) if len(means) > 1 else means[0]
         y = self.linear(ops.concatenate([x[:, :ends[-2]], neighbours], dim=-1))
-        return y / ops.sqrt(ops.sum(y * y, dim=-1, keepdim=True) + self.eps)
+        scaled: Tensor = y / ops.sqrt(ops.sum(y * y, dim=-1, keepdim=True) + self.eps)
+        return scaled
 
 
 class Own(nn.Module):
