@@ -99,6 +99,7 @@ class TrainConfig:
     micro_batches: int = 0                   # number in the global batch; 0: one per data-parallel rank
     loss: str = "cross_entropy"
     label_smoothing: float = 0.0
+    metrics: tuple[str | dict[str, Any], ...] = ()      # of evaluations: names, or tables of a name and arguments
     device: Literal["cpu", "gpu", "auto"] = "cpu"
     precision: Literal["float32", "float64", "bfloat16"] = "float32"       # the last: operands of matrix products alone
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
@@ -193,9 +194,28 @@ class DistilConfig:
 class CheckpointConfig:
     every: int = 0                           # steps; 0: at the end only
     keep: int = 2
-    best: bool = True                        # also keep the one with the lowest validation loss
+    best: bool = True                        # also keep the one with the lowest validation loss, or ...
+    best_metric: str = "loss"                # ... whose metric is the best
     asynchronous: bool = True                # written from a copy, while training goes on
     on_error: Literal["stop", "go_on"] = "stop"      # if one cannot be written; the run's last one always stops
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    patience: int = 0                        # evaluations without a better metric that end the run; 0: nothing does
+    metric: str = "loss"
+    min_delta: float = 0.0                   # a better one is better by more than this
+    mode: Literal["auto", "min", "max"] = "auto"      # which values are better; "auto": the metric says so
+
+
+@dataclass(frozen=True)
+class AverageConfig:
+    kind: Literal["none", "ema", "swa"] = "none"      # exponential, or equal weights
+    decay: float = 0.999                     # of "ema"; smaller in the first updates where `warmup` is true
+    warmup: bool = True                      # the t-th decay is at most (1 + t) / (10 + t)
+    start: int = 0                           # steps before the first weights that are averaged
+    every: int = 1                           # steps between weights that are averaged
+    evaluate: bool = True                    # evaluations are of the average, not of the weights that train
 
 
 @dataclass(frozen=True)
@@ -227,6 +247,8 @@ class Config:
     lora: LoraConfig = LoraConfig()
     distil: DistilConfig = DistilConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    stop: StopConfig = StopConfig()
+    average: AverageConfig = AverageConfig()
     log: LogConfig = LogConfig()
     origin: Origin | None = field(default=None, compare=False, repr=False)      # None: made in Python
 

@@ -21,9 +21,11 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "train.eval_every": 0, "train.copy_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0,
          "mesh.ep": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0, "lora.rank": 0,
-         "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1, "shrink.least": 0}
+         "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1, "shrink.least": 0,
+         "stop.patience": 0, "average.start": 0, "average.every": 1}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
-                "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s")
+                "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s",
+                "stop.min_delta")
 WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"], WORDS["shrink.prune"] = POLICIES, ("", *PRUNERS)
@@ -88,6 +90,11 @@ def lists(config: Config) -> Iterator[Refusal]:
     if t.micro_batches > t.batch_size:
         yield (f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size",
                ("train.micro_batches", "train.batch_size"))
+
+
+def averages(config: Config) -> Iterator[Refusal]:
+    if not 0 <= config.average.decay < 1:
+        yield f"average.decay must lie in [0, 1), found {config.average.decay}", ("average.decay",)
 
 
 def words(config: Config) -> Iterator[Refusal]:
@@ -159,7 +166,7 @@ def times(config: Config) -> Iterator[Refusal]:
                ("train.stop_before",))
 
 
-VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, words, one_thread, finite, times, *SHRINKING)
+VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, averages, words, one_thread, finite, times, *SHRINKING)
 
 
 def _is_finite(value: Any) -> bool:

@@ -105,6 +105,12 @@ class ParallelContext:
         found: Array = array_module(output).argmax(output, axis=-1)
         return found
 
+    def whole_outputs(self, output: Array) -> Array:
+        """Outputs of which this rank may have a part of the last dim; called alike by the ranks that hold the last block."""
+        if self.placement.head is not None and self.group is not None:
+            return self.group.gather(output, -1, "outputs")
+        return output
+
     def start_alike(self, arrays: dict[str, Array]) -> None:
         """Makes copies of a parameter start from the same bits; DesyncError where they cannot. It communicates.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from mpitrain import nn
 from mpitrain.backend import select_device
@@ -26,12 +27,13 @@ from mpitrain.run import resuming
 from mpitrain.run.session import Session, n_virtual
 from mpitrain.train.build import measured_cut
 from mpitrain.train.build.assembly import local_rank
-from mpitrain.train.build.from_config import make_loss
+from mpitrain.train.build.evaluation import make_evaluator
+from mpitrain.train.build.from_config import make_loss, make_metrics
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.model import leaves_out_zeros, make_model
 from mpitrain.train.build.saved import USE
 from mpitrain.train.build.trial import try_samples
-from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.evaluate import named_tables
 
 __all__ = ["USE", "InUse", "evaluate", "use"]
 
@@ -90,17 +92,21 @@ def _put_to_use(config: Config, session: Session, found: Checkpoint, model: nn.M
 
 
 def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
-             step: int | str | None = None) -> tuple[int, dict[str, float]]:
-    """The step of a checkpoint in the run folder `source` (the newest, that of a step, or the "best"), and its metrics. It
-    communicates."""
+             step: int | str | None = None) -> tuple[int, dict[str, float], dict[str, Any]]:
+    """The step of a checkpoint in the run folder `source` (the newest, that of a step, or the "best"), its metrics, and those of
+    them that are tables. It communicates."""
     used = use(config, session, source, step, purpose=store.EVALUATE)
     resuming.tell_other_rows(config, session, RunFolder(source), used.found)
     with guard.symmetric():
         loss = used.context.loss(make_loss(config, session.inputs.tokens))
         tried = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
-        read, n_chunks = session.inputs.chunks(tried.n_classes, tried.ignore, used.policy.layout.dtype)
-        if not n_chunks:
+        metrics = make_metrics(config)
+        if session.inputs.validation is None:
             raise UsageError("this run has no validation data; give some: data.validation=PATH")
-    metrics = Evaluator(used.inference, loss, read, n_chunks, used.context, cuts_parameters=used.policy.cuts_parameters,
-                        span=span).run()
-    return used.found.step, metrics
+    evaluator = make_evaluator(used.inference, loss, session.inputs, used.context, metrics, tried,
+                               cuts_parameters=used.policy.cuts_parameters, dtype=used.policy.layout.dtype, span=span)
+    if evaluator is None:
+        with guard.symmetric():
+            raise UsageError("this run has no validation rows; give some: data.validation=PATH")
+    found = evaluator.run()
+    return used.found.step, found, named_tables(evaluator.tables, session.inputs)

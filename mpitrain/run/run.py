@@ -26,6 +26,7 @@ from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_rate, observers_of
 from mpitrain.train.build.model import make_model
+from mpitrain.train.evaluate import named_tables
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values
@@ -192,10 +193,12 @@ class Run(Ranks):
         self.process.on_terminate(trainer.terminated)
         began = time.time()
         metrics = trainer.fit()
+        tables = {} if trainer.evaluator is None else named_tables(trainer.evaluator.tables, session.inputs)
+        ended = {"ended": {"step": trainer.update.step, "reason": trainer.over}} if trainer.over else {}
         hashes = job.state.hashes()
         record = about | hashes | trainer.bad_steps.record() | {
-            "status": "done", "steps": job.plan.steps, "seconds": round(time.time() - began, 3), "metrics": plain_values(metrics),
-            "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
+            "status": "done", "steps": trainer.update.step, **ended, "seconds": round(time.time() - began, 3),
+            "metrics": plain_values(metrics) | tables, "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 
         def end() -> None:
             refused = add_data(record, trainer.found)
@@ -203,4 +206,4 @@ class Run(Ranks):
             if refused:
                 raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
         on_first(control, end)
-        return Trained(job.plan.steps, metrics, hashes)
+        return Trained(trainer.update.step, metrics, hashes)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.config import Config, changed
 from mpitrain.config.sections import DistilConfig
@@ -26,6 +26,7 @@ class Evaluated:
 
     step: int
     metrics: dict[str, float]
+    tables: dict[str, Any] = field(default_factory=dict)     # metrics that are no numbers, with the names of classes
 
 
 class SavedRun(Ranks):

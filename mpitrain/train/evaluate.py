@@ -8,8 +8,8 @@ any number of ranks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,22 +20,30 @@ from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.inference import Inference, given_to
 
+if TYPE_CHECKING:
+    from mpitrain.train.build.inputs import Inputs
+    from mpitrain.train.measure import Measure
+
 
 class Evaluator:
     """The mean loss, and for classes the accuracy, of a model over some rows of data; every row counts once.
 
     `read(c)` gives chunk c of `n_chunks` as host arrays (x, y). `loss` is called alike on all ranks that have outputs.
     `cuts_parameters`: each place of the mesh has a part of the model's parameters, so all run it equally often, as they do where
-    they have experts for each other; those with a chunk less repeat one.
+    they have experts for each other; those with a chunk less repeat one. `measure` has further metrics.
     """
 
+    tables: dict[str, Any]                   # metrics of the last evaluation that are no numbers
+
     def __init__(self, inference: Inference, loss: Loss, read: Callable[[int], tuple[Any, Any]], n_chunks: int,
-                 context: ParallelContext, *, cuts_parameters: bool, span: SpanMaker = no_span):
+                 context: ParallelContext, *, cuts_parameters: bool, span: SpanMaker = no_span, measure: Measure | None = None):
         self.inference, self.loss, self.read, self.n_chunks, self.context = inference, loss, read, n_chunks, context
         self.in_step, self.span = cuts_parameters or context.placement.in_step, span
+        self.measure, self.tables = measure, {}
 
     def run(self) -> dict[str, float]:
-        """``{"loss": ..., "accuracy": ...}``; accuracy only where the targets are classes. It communicates."""
+        """``{"loss": ..., "accuracy": ...}``, accuracy only where the targets are classes, and those of `measure` that are
+        numbers; others stand in `tables`. It communicates."""
         table = np.zeros((self.n_chunks, 4))                       # loss sum, terms, correct, labels
         place, n_places = self.context.mesh.place, self.context.mesh.n_places
         mine = [*range(place, self.n_chunks, n_places)]
@@ -43,6 +51,8 @@ class Evaluator:
         again = [self.n_chunks - 1] * (most - len(mine)) if self.in_step else []
         for i, (output, y) in enumerate(self.inference.run(map(self._read, mine + again))):
             sums = self._sums(output, y)
+            if self.measure is not None:
+                self.measure.see(mine[i] if i < len(mine) else None, output, y)
             if self.context.counts and i < len(mine):
                 table[mine[i]] = sums
         self.context.control.allreduce(table.reshape(-1), name="evaluation")
@@ -50,6 +60,9 @@ class Evaluator:
         metrics = {"loss": loss / (count or 1.0)}
         if self.loss.kind == "classes":
             metrics["accuracy"] = correct / max(labels, 1.0)
+        if self.measure is not None:
+            numbers, self.tables = self.measure.add_up()
+            metrics |= numbers
         return metrics
 
     def _read(self, chunk: int) -> tuple[Any, Any]:
@@ -67,3 +80,10 @@ class Evaluator:
             counts = target == target if ignored is None else target != ignored
             correct, labels = float((right & counts).sum()), float(counts.sum())
         return loss, terms(self.loss, self.inference.feed.part(y)), correct, labels
+
+
+def named_tables(tables: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
+    """Metrics that are tables, with the names of the classes that the data have beside them."""
+    source = inputs.training if inputs.validation is None else inputs.validation
+    names = getattr(source, "classes", None)
+    return {**tables, **({"classes": list(names)} if tables and names else {})}

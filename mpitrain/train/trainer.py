@@ -26,6 +26,7 @@ from mpitrain.train.bad_steps import BadSteps
 from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import NO_TALLY, Plan, Step
 from mpitrain.train.observers import Observer, Watched
+from mpitrain.train.patience import Patience, is_better
 
 UPDATE = "gradients and update"                                  # a profile cuts this span where the last bucket landed
 
@@ -46,7 +47,9 @@ class Trainer:
         self.saver: Saver | None = None
         self.stop = StopRequest()
         self.evaluated = True                                    # False while an evaluation is due
-        self.best: tuple[float, int] | None = None               # (lowest validation loss, its step)
+        self.judge = "loss", False                               # the metric of the best checkpoint, and whether more is better
+        self.best: tuple[float, int] | None = None               # (its best value, the step of that)
+        self.patience: Patience | None = None                    # ends the run early
         self.metrics: dict[str, float] = {}                      # metrics of the last evaluation
         self._message = np.zeros(0)                              # buffer of `share`: the message and its sum over ranks
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
@@ -144,8 +147,13 @@ class Trainer:
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
             self.evaluate(self.update.step)
         batches = self.loader.iterate(self.update.step, self.plan.steps)
-        while (batch := self._next(batches)) is not None:
+        while not self.over and (batch := self._next(batches)) is not None:
             self.one_step(*batch)
+
+    @property
+    def over(self) -> str:
+        """Why the run ends before its last step; "" where it does not."""
+        return "" if self.patience is None else self.patience.reason
 
     def _next(self, batches: Iterator[tuple[int, list[MicroBatch]]]) -> tuple[int, list[MicroBatch]] | None:
         self._began = time.perf_counter()
@@ -155,6 +163,8 @@ class Trainer:
         return batch
 
     def _finish(self) -> None:
+        if self.over:
+            self.tell(f"step {self.update.step}  the run ends: {self.over}")
         self.found = [(observer, observer.finish(self.update.step)) for observer in self.observers]
 
     def one_step(self, step: int, micro_batches: Sequence[MicroBatch]) -> None:
@@ -188,11 +198,11 @@ class Trainer:
             self._finish()
             raise Stopped("stopped on request with a complete checkpoint; start it again with --resume", step=done)
         improved = self.evaluate(done) if not self.evaluated else False
-        if plan.saves(done) or (improved and plan.keep_best):
-            self.checkpoint(done, at_once=done == plan.steps)
+        if plan.saves(done) or (improved and plan.keep_best) or self.over:
+            self.checkpoint(done, at_once=done == plan.steps or bool(self.over))
 
     def evaluate(self, done: int) -> bool:
-        """The validation metrics; whether their loss is the lowest so far, which NaN and infinity never are."""
+        """The validation metrics; whether that of `judge` is the best so far, which NaN and infinity never are."""
         assert self.evaluator is not None
         began = time.perf_counter()
         with self.span("evaluation", f"evaluation at step {done}"):
@@ -201,12 +211,15 @@ class Trainer:
         for observer in self.observers:
             observer.after_evaluation(done, self.metrics, seconds)
         self.evaluated = True
-        loss = self.metrics["loss"]
         if isinstance(self.update.rate, Adaptive):
-            self.update.rate.observe(loss)
-        improved = math.isfinite(loss) and (self.best is None or loss < self.best[0])
+            self.update.rate.observe(self.metrics["loss"])
+        if self.patience is not None:
+            self.patience.observe(done, self.metrics)
+        name, higher = self.judge
+        value = self.metrics[name]
+        improved = is_better(value, self.best[0] if self.best else None, higher)
         if improved:
-            self.best = (loss, done)
+            self.best = (value, done)
         return improved
 
     def checkpoint(self, done: int, *, at_once: bool = False) -> None:
@@ -227,6 +240,7 @@ class Trainer:
         """What a run that goes on after this step has to know besides the arrays."""
         metrics = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
         return {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated, "metrics": metrics,
+                "best_metric": self.judge[0], **({"stop": self.patience.record()} if self.patience is not None else {}),
                 **({"rate": self.update.rate.record()} if isinstance(self.update.rate, Adaptive) else {}),
                 **self.bad_steps.record()}
 

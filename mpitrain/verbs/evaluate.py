@@ -30,5 +30,6 @@ def run(options: Namespace, process: Process) -> int:
     with SavedRun.of_job(config, process) as started:
         found = started.evaluate(options.folder, options.step)
         if started.comm.rank == 0:
-            print(json.dumps({"step": found.step, "split": "validation", **plain_values(found.metrics)}), flush=True)
+            line = {"step": found.step, "split": "validation", **plain_values(found.metrics), **found.tables}
+            print(json.dumps(line), flush=True)
     return 0

@@ -9,10 +9,10 @@ The order is the composition rule, and nothing later undoes anything earlier:
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpitrain import nn, optim
 from mpitrain.backend import select_device
@@ -43,16 +43,19 @@ from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import place
 from mpitrain.train.build import precision
+from mpitrain.train.build.evaluation import judges, make_evaluator, refuse_without_evaluations
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.trial import try_replicas, try_samples
 from mpitrain.train.build.validate import refuse_cuts, refuse_parts, validate
-from mpitrain.train.evaluate import Evaluator
 from mpitrain.train.intervals import Plan, Step
 from mpitrain.train.observers.observer import Observer
 from mpitrain.train.observers.reached import Reached
 from mpitrain.train.observers.record import Console
 from mpitrain.train.trainer import Trainer
+
+if TYPE_CHECKING:
+    from mpitrain.metrics import Metric
 
 
 @dataclass
@@ -121,12 +124,15 @@ class Job:
         self.context.start_alike(self.state.arrays())
         rate, kept = self.trainer.update.rate, found.meta.get("rate")
         if isinstance(rate, Adaptive) and kept is not None:
-            try:
-                rate.restore(kept)
-            except (KeyError, TypeError, ValueError, AttributeError):
-                with guard.symmetric():
-                    raise CheckpointError(f"its learning rate is damaged: {str(kept)[:100]}; use another checkpoint",
-                                          file=found.folder) from None
+            self._restored("its learning rate", rate.restore, kept, found)
+
+    def _restored(self, what: str, restore: Callable[[Any], None], kept: Any, found: Checkpoint) -> None:
+        try:
+            restore(kept)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            with guard.symmetric():
+                raise CheckpointError(f"{what} is damaged: {str(kept)[:100]}; use another checkpoint",
+                                      file=found.folder) from None
 
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
@@ -150,8 +156,10 @@ class Job:
         self.trainer.bad_steps.resume(found.meta)
         chosen = found.meta.get("choices") or {}
         self.tuning.restore(chosen)
-        best = found.meta.get("best")
+        best = found.meta.get("best") if found.meta.get("best_metric", "loss") == self.trainer.judge[0] else None
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
+        if self.trainer.patience is not None:
+            self._restored("the state of its early stopping", self.trainer.patience.restore, found.meta.get("stop"), found)
         self.trainer.metrics = dict(found.meta.get("metrics") or {})
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
         from mpitrain.train.machine import fingerprint
@@ -162,11 +170,12 @@ class Job:
 
 
 def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
-             rate: Callable[[int], Callable[[int], float]] | None = None, config: Config, quiet: bool = False) -> Job:
+             rate: Callable[[int], Callable[[int], float]] | None = None, config: Config, quiet: bool = False,
+             metrics: Sequence[Metric] = ()) -> Job:
     """Puts a run together, the same on every rank: all ranks call it, with the same arguments; it communicates.
 
     `rate(steps)` gives the learning rate as a function of the step (default: the optimizer's own, always). `config`'s keys for
-    the model, the data, the loss, the optimizer and the rate are not read: they are given. Misfits raise here,
+    the model, the data, the loss, the metrics, the optimizer and the rate are not read: they are given. Misfits raise here,
     before the first exchange of gradients and before anything is written. The function is longer than a screen because its order
     is the composition rule, and a reader should see it in one piece.
     """
@@ -202,7 +211,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     policy.initialise()
     feed = context.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
     inference = Inference(stage, feed, context.neighbours)
-    n_classes, ignore, tried = try_samples(inference, loss, inputs, placement, context.output_shape, control)
+    sampled = try_samples(inference, loss, inputs, placement, context.output_shape, control)
+    n_classes, ignore, tried, _ = sampled
 
     if config.optimizer.offload == "none":
         stepper = optimizer(policy.storage)
@@ -224,14 +234,14 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span, goes_on=policy.goes_on)
-    read, n_chunks = inputs.chunks(n_classes, ignore, policy.layout.dtype)
-    evaluator = Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=policy.cuts_parameters,
-                          span=timeline.span) if n_chunks else None
-    if evaluator is None and isinstance(policy.rate, Adaptive):
-        raise ConfigError(f'optimizer.schedule = "{config.optimizer.schedule}" follows evaluations; set data.validation')
+    evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
+                               dtype=policy.layout.dtype, span=timeline.span)
+    if evaluator is None:
+        refuse_without_evaluations(config, policy.rate)
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
+    trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
     if config.shrink.prune:

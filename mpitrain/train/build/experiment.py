@@ -32,18 +32,19 @@ ARITHMETIC = keys(                               # These change what is computed
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
               "groups offload",
     shrink="prune sparsity pattern scope begin end every rewind skip products quantize least",
-    lora="rank alpha layers", distil="teacher temperature weight")
+    lora="rank alpha layers", distil="teacher temperature weight", average="kind decay warmup start every")
 ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
     data="path x y", distil="predictions", train="steps epochs reproducible threads", comm="algorithm")
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
     run="name out folder", model="init_from", data="workers", optimizer="offload_folder",
-    train="eval_every compare_every on_lost copy_every stop_before recompute cached_mb stall_s start_s stall",
+    train="metrics eval_every compare_every on_lost copy_every stop_before recompute cached_mb stall_s start_s stall",
     mesh="pp dp ep cp tp schedule chunks stages plan sequence",
-    comm="bucket_mb progress node_shared sharding", checkpoint="every keep best asynchronous on_error",
+    comm="bucket_mb progress node_shared sharding", checkpoint="every keep best best_metric asynchronous on_error",
+    stop="patience metric min_delta mode", average="evaluate",
     log="every progress_s tensorboard observers")
 USER_CODE = ("model.name", "model.formats", "data.transform", "data.target_transform", "data.augment", "optimizer.name",
-             "optimizer.schedule", "train.loss", "mesh.schedule", "comm.algorithm", "comm.sharding", "shrink.prune",
-             "shrink.quantize")
+             "optimizer.schedule", "train.loss", "train.metrics", "mesh.schedule", "comm.algorithm", "comm.sharding",
+             "shrink.prune", "shrink.quantize")
 DATA, NUMERICS = "data", "numerics"              # `--change` calls the content of the data files so, and what bits depend on
 PROBES = 16                                      # learning rates of so many steps to come are compared
 

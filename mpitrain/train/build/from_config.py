@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import isfunction
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.model import make_model
 from mpitrain.train.observers.observer import Observer, own_observer
 
+if TYPE_CHECKING:
+    from mpitrain.metrics import Metric
+
 KINDS = ("classes", "binary", "distribution", "values", "rows")                                      # of losses
 GIVEN = {"self", "model", "storage", "allocate", "lr", "min_lr", "warmup_steps", "total_steps"}       # not among further keys
 OF_OPTIMIZERS = ("momentum", "nesterov", "betas", "eps", "weight_decay", "decay")      # keys that not each one takes
@@ -37,7 +40,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
     """
     described = describe(config, inputs.tokens)
     job = assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
-                   config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet)
+                   config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet, metrics=described.metrics)
     steps = job.plan.steps
     job.trainer.notes += [*unproved(config), *too_many(config, described.model, steps), *never_thawed(config, steps)]
     return job
@@ -77,6 +80,7 @@ class Described(NamedTuple):
     loss: Any
     optimizer: Callable[[Any], optim.Optimizer]
     rate: Callable[[int], Callable[[int], float]]
+    metrics: Sequence[Metric]
 
 
 def describe(config: Config, tokens: bool) -> Described:
@@ -85,7 +89,16 @@ def describe(config: Config, tokens: bool) -> Described:
     if has_groups(config):
         from mpitrain.optim.groups import apply
         apply(groups_of(config), list(model.named_parameters()))
-    return Described(model, make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config))
+    return Described(model, make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config),
+                     make_metrics(config))
+
+
+def make_metrics(config: Config) -> Sequence[Metric]:
+    """The metrics that train.metrics names."""
+    if not config.train.metrics:
+        return ()
+    from mpitrain.metrics import find_metrics
+    return find_metrics(config.train.metrics, config.folder)
 
 
 def observers_of(config: Config) -> list[Observer]:

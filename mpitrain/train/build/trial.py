@@ -41,6 +41,7 @@ class Trial(NamedTuple):
     n_classes: int | None
     ignore: int | None
     notes: Sequence[str]
+    shape: tuple[int, ...]                   # of the output for these samples
 
 
 def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Placement,
@@ -77,7 +78,7 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
                 scan = partial(scan_labels, source, n_classes, ignore) if classes else partial(scan_targets, source, loss)
                 on_first(control, scan)
         told = everywhere(control, lambda: try_loss(loss, outputs, inference.feed.targets(host_y), y))
-    return Trial(n_classes, ignore, list(dict.fromkeys(filter(None, told))))
+    return Trial(n_classes, ignore, list(dict.fromkeys(filter(None, told))), shape)
 
 
 def outputs_of(inference: Inference, x: Any, y: Any, file: str) -> list[Tensor]:
