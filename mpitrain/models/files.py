@@ -11,4 +11,8 @@ FILES = {
     "swin": "swin swin_t",
     "unet": "unet",
     "vision_transformer": "vit vit_b_16 vit_s_16 vit_ti_16",
+    "graph": "graphsage",
+    "recurrent": "gru lstm",
+    "series": "fcn inception_time tcn",
+    "tabular": "deepfm ft_transformer",
 }

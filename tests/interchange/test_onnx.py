@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpitrain import models, nn
-from mpitrain.errors import ConfigError, OtherModelError, OutputError, UsageError
+from mpitrain.errors import ConfigError, GraphError, OtherModelError, OutputError, UsageError
 from mpitrain.interchange import bring_in
 from mpitrain.interchange.exporting import Wanted, export
 from mpitrain.shrink.quantize import choose, quantize
@@ -57,8 +57,26 @@ def test_onnxruntime_gives_the_models_outputs(tmp_path: Path, case: str) -> None
             close(outputs(saved, x), run.run(None, {"input": x})[0])
 
 
-def test_every_model_of_the_table_is_a_case() -> None:
-    assert {name for name, *_ in CASES.values()} == set(models.MODELS)
+REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
+    "lstm": ({"inputs": 2, "hidden": 3, "outputs": 1}, (5, 2), 'the operation LSTM, in "layer0.cells", has no rule'),
+    "gru": ({"inputs": 2, "hidden": 3, "outputs": 1}, (5, 2), 'the operation GRU, in "layer0.cells", has no rule'),
+    "tcn": ({"inputs": 2, "channels": [3], "outputs": 1}, (5, 2), 'the operation Pad, in "block0.conv1", has no rule'),
+    "fcn": ({"inputs": 2, "outputs": 2, "channels": [3, 3, 3]}, (9, 2), 'the operation Pad, in "block0.conv", has no rule'),
+    "inception_time": ({"inputs": 2, "outputs": 2, "filters": 2, "kernel": 8}, (9, 2), "the operation Pad, in .*, has no rule"),
+    "deepfm": ({"categories": [3, 2], "width": 2, "hidden": [3]}, (2,), "in a way that the graph cannot have"),
+    "ft_transformer": ({"numeric": 2, "outputs": 2, "width": 8}, (2,), "in a way that the graph cannot have"),
+    "graphsage": ({"inputs": 2, "outputs": 2, "samples": [2], "hidden": [3]}, (3, 2), "in a way that the graph cannot have")}
+
+
+def test_every_model_of_the_table_is_a_case_or_refused_by_name() -> None:
+    assert {name for name, *_ in CASES.values()} | set(REFUSED) == set(models.MODELS)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_model_that_the_format_does_not_have_is_refused(tmp_path: Path, name: str) -> None:
+    keys, shape, said = REFUSED[name]
+    with pytest.raises((UsageError, GraphError), match=said):
+        export(fresh(name, **keys), Wanted(tmp_path / "m.onnx", shape=shape), lambda _: None)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -29,6 +29,18 @@ SMALL = {
 }
 
 
+# Models that other files test, and their sizes; what a size is at least, and how many a list has, where not 1 and not any number.
+OTHERS = {
+    "lstm": {"inputs": 2, "hidden": 3, "outputs": 2}, "gru": {"inputs": 2, "hidden": 3, "outputs": 2},
+    "tcn": {"inputs": 2, "channels": [3, 3], "outputs": 2}, "fcn": {"inputs": 2, "outputs": 2, "channels": [2, 3, 2]},
+    "inception_time": {"inputs": 2, "outputs": 2, "filters": 2}, "deepfm": {"categories": [3, 2], "width": 2, "hidden": [3]},
+    "ft_transformer": {"numeric": 2, "outputs": 2, "width": 8}, "graphsage": {"inputs": 2, "outputs": 2, "hidden": [3, 3]},
+}
+LEAST = {("gpt", "experts"): 0, ("inception_time", "bottleneck"): 0, ("inception_time", "kernel"): 4,
+         ("ft_transformer", "numeric"): 0}
+COUNTS = {("lenet", "widths"): "4 ", ("fcn", "kernels"): "3 ", ("graphsage", "hidden"): "2 "}
+
+
 def batch(shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -62,6 +74,19 @@ def test_every_size_is_an_integer_of_at_least_one(name, key, is_list):
             what = r"a list of (\d+ )?integers" if is_list else "an integer"
             assert re.fullmatch(rf"model\.{key} must be {what} of at least {least}, found {re.escape(json.dumps(wrong))}; "
                                 rf"change model\.{key}", caught.value.message)
+@pytest.mark.parametrize("value", [0, -3, 1.5, True, "abc"])
+def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
+    least = LEAST.get((name, key), 1)
+    if value == least == 0:
+        pytest.skip("none is fine")
+    settings = {"gpt": TINY, **OTHERS, **{known: settings for known, (settings, _, _) in SMALL.items()}}[name]
+    for wrong in ([8, value], value) if is_list else (value,):
+        with pytest.raises(ConfigError) as caught:
+            MODELS[name](**settings | {key: wrong})
+        what = f"a list of {COUNTS.get((name, key), '')}integers" if is_list else "an integer"
+        assert caught.value.message == (f"model.{key} must be {what} of at least {least}, found {json.dumps(wrong)}; "
+                                        f"change model.{key}")
+    MODELS[name](**settings)
 
 
 def test_each_expert_of_gpt_has_the_sizes_of_the_mlp_it_stands_for():
