@@ -30,10 +30,11 @@ class Use(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """The bytes of a rank of each stage, and `why` some are unknown."""
+    """The bytes of a rank of each stage, and `why` some are unknown; what a row of a micro-batch keeps for backward."""
 
     stages: list[Use]
     why: str = ""
+    kept_for_a_row: int | None = None
 
 
 def sums_at_once(n_micro: int, n_places: int, *, tree: bool) -> int:

@@ -87,7 +87,7 @@ def _counting() -> Iterator[Counter[str]]:
         yield work
     finally:
         for function, forward in before.items():
-            function.forward = forward
+            function.forward = forward                                          # type: ignore[method-assign]
 
 
 def _standing_in(rule: Rule, work: Counter[str]) -> Callable[..., Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
+import numpy as np
+
 from mpitrain import nn
 from mpitrain.backend import CPU, float_dtype, keep_freed_memory
 from mpitrain.checkpoint import store
@@ -18,7 +20,8 @@ from mpitrain.checkpoint.state import State
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.data.transforms import FIT_ROWS
-from mpitrain.errors import MissingError, UsageError
+from mpitrain.errors import MissingError, MpitrainError, UsageError, name_and_text
+from mpitrain.errors import place as where
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
@@ -28,6 +31,7 @@ from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.placement.stages import Stage, whole
+from mpitrain.plan.flops import count
 from mpitrain.plan.lent import lent_memory
 from mpitrain.plan.low_bits import table_lines
 from mpitrain.plan.memory import forecast_of
@@ -76,7 +80,8 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     model = made.model
     valid = validate(config, grid, model, made.optimizer, made.rate, inputs.train_rows)
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
-    n_parameters, placed = model.count_parameters(), place(model, grid, m, config.train, config.comm)
+    n_parameters, worked = model.count_parameters(), work_line(model, inputs)
+    placed = place(model, grid, m, config.train, config.comm)
     refuse_parts(valid.whole_parameters, placed)
     refuse_cuts(config, placed)
     try_by_itself(config, placed, made.loss, inputs)
@@ -85,6 +90,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     yield f"{config.run.name}: model {config.model.name}, {n_parameters:,} parameters"
     if given := said_by_data(written, config):
         yield given
+    yield worked
     yield f"mesh {grid}, {ranks} rank{'s' if ranks > 1 else ''}"
     if cp > 1 and block is not None:
         yield f"samples of {block} positions, {block // cp} on each rank"
@@ -131,6 +137,17 @@ def open_data(config: Config) -> Inputs:
     return open_inputs(files, validation=d.validation, seed=config.run.seed, block=config.model.arguments.get("block"),
                        stride=d.stride, transform=d.transform, target_transform=d.target_transform, augment=d.augment,
                        folder=config.folder)
+
+
+def work_line(model: nn.Module, inputs: Inputs) -> str:
+    """The multiply-adds of a sample, of a model that no rank has a part of yet."""
+    try:
+        work = count(model, Feed(CPU, np.dtype("float32"), tokens=inputs.tokens).inputs(inputs.sample()[0]))
+    except Exception as error:               # a model of one's own that zeros do not suit, or an error that is told below
+        why = error.message if isinstance(error, MpitrainError) else name_and_text(error, where(error))
+        return f"multiply-adds of a sample: not counted ({why})"
+    apart = f", and {work.transforms} Fourier transforms" if work.transforms else ""
+    return f"multiply-adds of a sample: {work.forward:,} forward{apart}, 3 times as many in a training step"
 
 
 def bytes_line(stages: Sequence[Placement], optimizer: Optimizer) -> str:

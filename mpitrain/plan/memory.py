@@ -58,8 +58,10 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
         return Forecast(kept, why)
+    peaks, kept_for_a_row = needed
     rows = sum(array.nbytes for array in sample) * p.rounds * _rows(p)
-    return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, needed, others)])
+    return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, peaks, others)],
+                    kept_for_a_row=kept_for_a_row)
 
 
 def forecast_of(config: Config, placed: Placement, inputs: Inputs) -> Forecast:
@@ -112,8 +114,8 @@ def _on_their_way(p: Placement, layout: FlatLayout) -> int:
 
 
 def _activations(stages: Sequence[Placement], schedule: Schedule, sample: tuple[Any, Any], *, loss: Any,
-                 tokens: bool) -> list[int] | None:
-    """The activations of each stage; None if no pool counts arrays."""
+                 tokens: bool) -> tuple[list[int], int] | None:
+    """The activations of each stage, and what a row keeps on all of them; None if no pool counts arrays."""
     pool = pool_in_use()
     if pool is None:
         return None
@@ -122,4 +124,5 @@ def _activations(stages: Sequence[Placement], schedule: Schedule, sample: tuple[
     parts = [stages[v % n_stages].stage.chunks[v // n_stages] for v in range(n_stages * chunks)]
     courses = trace(parts, loss, *sample, _rows(first), pool=pool, seed=0, precision=first.train.precision, tokens=tokens,
                     split=any(map(splits_backward, programs)))
-    return [most(program, p.stage.virtual, courses) for p, program in zip(stages, programs)]
+    kept = sum(course.phases["F"].kept for course in courses)
+    return [most(program, p.stage.virtual, courses) for p, program in zip(stages, programs)], kept // _rows(first)

@@ -14,6 +14,8 @@ def forecast_lines(found: Forecast) -> Iterator[str]:
     yield "memory of a rank in MiB, predicted" + (f" (activations are not: {found.why})" if found.why else "")
     yield from table(("stage", *names), [(str(stage), *(_mib(getattr(use, name)) for name in names))
                                          for stage, use in enumerate(found.stages)])
+    if found.kept_for_a_row is not None:
+        yield f"  a row of a micro-batch keeps {found.kept_for_a_row / 2**10:,.1f} KiB for backward"
 
 
 def report_lines(found: Forecast, everyone: Sequence[tuple[int, Use]]) -> Iterator[str]:

@@ -27,9 +27,7 @@ SMALL = {
     "resnet34": ({"classes": 4}, (4, 3, 48, 48), 4),
     "resnet50": ({"classes": 4}, (4, 3, 48, 48), 4),
 }
-
-
-# Models that other files test, and their sizes; what a size is at least, and how many a list has, where not 1 and not any number.
+# Models that other files test, and their sizes; what a size is at least, where that is not 1.
 OTHERS = {
     "lstm": {"inputs": 2, "hidden": 3, "outputs": 2}, "gru": {"inputs": 2, "hidden": 3, "outputs": 2},
     "tcn": {"inputs": 2, "channels": [3, 3], "outputs": 2}, "fcn": {"inputs": 2, "outputs": 2, "channels": [2, 3, 2]},
@@ -38,7 +36,6 @@ OTHERS = {
 }
 LEAST = {("gpt", "experts"): 0, ("inception_time", "bottleneck"): 0, ("inception_time", "kernel"): 4,
          ("ft_transformer", "numeric"): 0}
-COUNTS = {("lenet", "widths"): "4 ", ("fcn", "kernels"): "3 ", ("graphsage", "hidden"): "2 "}
 
 
 def batch(shape, seed=0):
@@ -49,9 +46,6 @@ def tokens(*shape, vocabulary=11):
     return np.random.default_rng(0).integers(0, vocabulary, shape)
 
 
-FROM_0 = ("experts",)                            # sizes of which a model may have none
-
-
 def sizes_of(name):
     """The model's arguments that are an integer, or a list of integers."""
     kinds = {"int": False, "Sequence[int]": True}
@@ -60,14 +54,14 @@ def sizes_of(name):
 
 def arguments(name):
     """Those that a model needs, or that make it small."""
-    known = {"gpt": TINY, **{small: settings for small, (settings, _, _) in SMALL.items()}}
+    known = {"gpt": TINY, **OTHERS, **{small: settings for small, (settings, _, _) in SMALL.items()}}
     return known.get(name) or next((p.arguments for key, p in PUBLISHED.items() if key.partition(":")[0] == name), {})
 
 
 @pytest.mark.parametrize(("name", "key", "is_list"), [(name, *size) for name in MODELS for size in sizes_of(name)])
 def test_every_size_is_an_integer_of_at_least_one(name, key, is_list):
-    least, settings = 0 if key in FROM_0 else 1, arguments(name)
-    for value in (0, -3, 1.5, True, "abc")[least == 0:]:
+    least, settings = LEAST.get((name, key), 1), arguments(name)
+    for value in (least - 1, -3, 1.5, True, "abc"):
         for wrong in ([8, value], value) if is_list else (value,):
             with pytest.raises(ConfigError) as caught:
                 MODELS[name](**settings | {key: wrong})

@@ -228,6 +228,36 @@ def test_inspect_has_a_row_for_each_stage(monkeypatch: pytest.MonkeyPatch) -> No
     def lines(*overrides: str) -> list[str]:
         found: list[str] = in_pool(monkeypatch, lambda pool: list(inspect_config(load_config(path, list(overrides)), 4)))
         return found[[line.startswith("memory of a rank") for line in found].index(True):]
-    head, names, *rows = lines("mesh.pp=2")
+    head, names, *rows, kept = lines("mesh.pp=2")
+    assert kept.startswith("  a row of a micro-batch keeps ") and kept.endswith(" KiB for backward")
     assert head == "memory of a rank in MiB, predicted" and names.split()[0] == "stage" and len(rows) == 2
     assert all(float(cell) >= 0 for row in rows for cell in row.split())
+
+
+@needs_pool
+def test_inspect_tells_the_multiply_adds_of_a_sample_whatever_the_cut(tmp_path: Path) -> None:
+    path = Path(__file__).parents[2] / "examples/digits.toml"
+    for overrides in ([], ["mesh.pp=2"], ["mesh.tp=2"]):
+        found = [line for line in inspect_config(load_config(path, overrides), 2) if line.startswith("multiply-adds")]
+        assert found == [f"multiply-adds of a sample: {64 * 128 + 128 * 128 + 1280:,} forward, 3 times as many in a "
+                         "training step"]
+    (tmp_path / "net.py").write_text("""
+from mpitrain import nn
+class Own(nn.Module):
+    def forward(self, x):
+        assert x.array.any()
+        return x
+def net():
+    return nn.Sequential(("flatten", nn.Flatten()), ("cut", nn.Linear(64, 10)), ("own", Own()))
+""")
+    (tmp_path / "run.toml").write_text("""
+[model]
+name = "net.py:net"
+[data]
+path = "digits"
+[train]
+steps = 1
+batch_size = 8
+""")
+    found = [line for line in inspect_config(load_config(tmp_path / "run.toml", []), 1) if line.startswith("multiply-adds")]
+    assert len(found) == 1 and found[0].startswith("multiply-adds of a sample: not counted (AssertionError")
