@@ -34,6 +34,8 @@ EPILOG = """examples:
   python -m mpitrain factor runs/gpt --layers "block*.wide" --energy 0.95 --out runs/gpt-factored
   python -m mpitrain adapter runs/gpt-lora --out gpt-adapter
   python -m mpitrain merge runs/gpt-lora --out runs/gpt-merged
+  python -m mpitrain average runs/gpt --out runs/gpt-average
+  mpirun -n 2 python -m mpitrain folds run.toml --k 5
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
   python -m mpitrain bench train --models mlp,gpt-nano

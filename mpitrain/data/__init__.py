@@ -15,13 +15,14 @@ from mpitrain.data.loader import Loader, MicroBatch
 from mpitrain.data.probe import Limits, Parser, check_validation, describe
 from mpitrain.data.sampler import Index, Sampler
 from mpitrain.data.shards import Dataset
-from mpitrain.data.split import share_of, split
+from mpitrain.data.split import fold_of, folds, is_file, share_of, split
 from mpitrain.data.tokens import TokenWindows, token_split
 from mpitrain.data.transforms import TRANSFORMS, Transform, Transforms
 
 __all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "Index", "Limits", "Loader", "MicroBatch", "Parser", "Sampler",
            "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "check_validation",
-           "describe", "scan_labels", "scan_targets", "share_of", "split", "token_split", "write_shards"]
+           "describe", "fold_of", "folds", "is_file", "scan_labels", "scan_targets", "share_of", "split", "token_split",
+           "write_shards"]
 
 
 def __getattr__(name: str) -> Any:

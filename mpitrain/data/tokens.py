@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpitrain.data.shards import Dataset, Rows, Values
-from mpitrain.data.split import share_of
+from mpitrain.data.split import fold_of, share_of
 from mpitrain.errors import ConfigError, DataError
 
 IGNORE = -1        # A padded place has this target; losses skip it.
@@ -65,9 +65,9 @@ def token_split(tokens: Dataset, block: int, validation: float | str, *,
 
     Only "tail:SHARE" (or 0) is possible: windows overlap, so a random share would train on what it validates.
     """
-    found = share_of(validation)
+    found = None if fold_of(validation) else share_of(validation)
     if found is None or found[0] and not found[1]:
-        raise ConfigError(f'data.validation={validation}: windows of tokens overlap, so a random share would be seen in '
+        raise ConfigError(f'data.validation={validation}: windows of tokens overlap, so random rows would be seen in '
                           f'training; use "tail:0.1" or the path of another file')
     n_train = int(len(tokens) * (1 - found[0]))
     training = TokenWindows(tokens, block, stride=stride, stop=n_train)

@@ -193,8 +193,7 @@ def judged(key: str, asked: str, metrics: Sequence[Metric], kind: str, *, mode: 
     ways = {LOSS: LOWER, **({ACCURACY: HIGHER} if kind == "classes" else {}),
             **{metric.label: metric.better for metric in metrics if metric.scalar}}
     if asked not in ways:
-        raise ConfigError(f'{key} = "{asked}" is no metric of this run{nearest(asked, ways)}; it has {", ".join(ways)}, and '
-                          f"{KEY} adds more")
+        raise ConfigError(f'{key} = "{asked}" is no metric of an evaluation{nearest(asked, ways)}; {KEY} adds more')
     better = {"min": LOWER, "max": HIGHER}.get(mode, ways[asked])
     if better not in (HIGHER, LOWER):
         raise ConfigError(f'{key} = "{asked}": the metric does not say which values are better; set `better` of it to "higher" '

@@ -40,7 +40,8 @@ from mpitrain.schedules.grid import REPLICAS, Grid, fit
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
-from mpitrain.train.build.from_config import checkpoint_folder, never_thawed, observers_of
+from mpitrain.train.build.evaluation import refuse_evaluations
+from mpitrain.train.build.from_config import Described, checkpoint_folder, never_thawed, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
 from mpitrain.train.build.offload import files_folder, new_file
@@ -76,7 +77,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
     inputs = open_data(config)
     written, config = config, with_sizes(config, inputs)
-    made = describe_run(config, inputs.tokens)
+    made = describe_run(config, inputs.tokens, inputs)
     model = made.model
     valid = validate(config, grid, model, made.optimizer, made.rate, inputs.train_rows)
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
@@ -84,7 +85,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     placed = place(model, grid, m, config.train, config.comm)
     refuse_parts(valid.whole_parameters, placed)
     refuse_cuts(config, placed)
-    try_by_itself(config, placed, made.loss, inputs)
+    try_by_itself(config, placed, made, inputs)
     observers_of(config)
     block, cp, n_micro, pp = config.model.arguments.get("block"), grid.size("cp"), valid.n_micro, grid.size("pp")
     yield f"{config.run.name}: model {config.model.name}, {n_parameters:,} parameters"
@@ -110,14 +111,15 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     yield from forecast_lines(forecast_of(config, placed, inputs))
 
 
-def try_by_itself(config: Config, p: Placement, loss: Any, inputs: Inputs) -> None:
+def try_by_itself(config: Config, p: Placement, made: Described, inputs: Inputs) -> None:
     """One sample runs through the first rank's part of each layer, of all stages, and files that a run reads or makes at its
     start are looked at: refused as `train` refuses it."""
     group, model = alone(p), p.stage.whole
     with lent_memory([model], p.train.precision):
         feed = Feed(CPU, float_dtype(p.train.precision), tokens=inputs.tokens, part=p.part)
-        tried = try_samples(Inference(whole(model), feed), cut_loss(loss, p.head, group), inputs, p, p.output_shape,
+        tried = try_samples(Inference(whole(model), feed), cut_loss(made.loss, p.head, group), inputs, p, p.output_shape,
                             store.ALONE)
+        refuse_evaluations(config, made.metrics, made.loss, tried, inputs, store.ALONE)
         if config.distil.teaches:
             from mpitrain.train.build.teacher import find  # few runs have one
             find(config, inputs, p, feed, tried.n_classes)

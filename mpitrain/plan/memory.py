@@ -66,7 +66,7 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
 
 def forecast_of(config: Config, placed: Placement, inputs: Inputs) -> Forecast:
     """The memory of a run of `placed` by its configuration; the first training row is the sample."""
-    return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens), tokens=inputs.tokens,
+    return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens, inputs), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
                     offload=config.optimizer.offload)
 

@@ -32,7 +32,7 @@ def sensitivities(config: Config, session: Session, saved: SavedModel, graph: Gr
     """How much the loss of these rows depends on each channel of a saved model. It communicates."""
     model, (read, n_chunks) = saved.model, _chunks(session, saved, rows)
     with guard.symmetric():
-        loss = make_loss(config, session.inputs.tokens)
+        loss = make_loss(config, session.inputs.tokens, session.inputs)
 
     def of(chunk: int) -> Tensor:
         x, y = read(chunk)

@@ -98,7 +98,7 @@ def evaluate(config: Config, session: Session, source: Path, span: SpanMaker,
     used = use(config, session, source, step, purpose=store.EVALUATE)
     resuming.tell_other_rows(config, session, RunFolder(source), used.found)
     with guard.symmetric():
-        loss = used.context.loss(make_loss(config, session.inputs.tokens))
+        loss = used.context.loss(make_loss(config, session.inputs.tokens, session.inputs))
         tried = try_samples(used.inference, loss, session.inputs, used.placement, used.context.output_shape)
         metrics = make_metrics(config)
         if session.inputs.validation is None:

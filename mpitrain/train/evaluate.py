@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,10 +41,15 @@ class Evaluator:
         self.inference, self.loss, self.read, self.n_chunks, self.context = inference, loss, read, n_chunks, context
         self.in_step, self.span = cuts_parameters or context.placement.in_step, span
         self.measure, self.tables = measure, {}
+        self.weights: Callable[[], AbstractContextManager[None]] = nullcontext      # entered around each evaluation
 
     def run(self) -> dict[str, float]:
         """``{"loss": ..., "accuracy": ...}``, accuracy only where the targets are classes, and those of `measure` that are
         numbers; others stand in `tables`. It communicates."""
+        with self.weights():
+            return self._run()
+
+    def _run(self) -> dict[str, float]:
         table = np.zeros((self.n_chunks, 4))                       # loss sum, terms, correct, labels
         place, n_places = self.context.mesh.place, self.context.mesh.n_places
         mine = [*range(place, self.n_chunks, n_places)]

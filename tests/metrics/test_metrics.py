@@ -184,5 +184,5 @@ def test_which_values_are_better_is_said_by_the_metric() -> None:
     assert judged("stop.metric", "mae", metrics, "values") == ("mae", False)
     assert judged("stop.metric", "mae", metrics, "values", mode="max") == ("mae", True)
     for wrong in ("confusion", "r2", "accuracy"):
-        with pytest.raises(ConfigError, match="is no metric of this run"):
+        with pytest.raises(ConfigError, match="is no metric of an evaluation"):
             judged("stop.metric", wrong, metrics, "values")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpitrain.comm.face import Objects
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.optim.schedule import Adaptive
@@ -32,6 +33,17 @@ def make_evaluator(inference: Inference, loss: Any, inputs: Inputs, context: Par
         measure = Measure(metrics, loss, inputs.transforms, context, n_chunks)
     return Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=cuts_parameters, span=span,
                      measure=measure) if n_chunks else None
+
+
+def refuse_evaluations(config: Config, metrics: Sequence[Metric], loss: Any, tried: Trial, inputs: Inputs,
+                       control: Objects) -> None:
+    """ConfigError where a run would refuse its evaluations. It communicates."""
+    if metrics:
+        from mpitrain.train.measure import refuse_unfit
+        refuse_unfit(metrics, loss, tried, inputs, control)
+    if inputs.validation is None:
+        refuse_without_evaluations(config, None)
+    judges(config, metrics, loss.kind)
 
 
 def refuse_without_evaluations(config: Config, rate: Any) -> None:

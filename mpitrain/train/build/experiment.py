@@ -15,6 +15,7 @@ from mpitrain.config import Config
 from mpitrain.config.messages import toml
 from mpitrain.config.sections import SECTIONS, keys_of
 from mpitrain.config.values import value_of
+from mpitrain.data import is_file
 from mpitrain.data.content import difference, identity
 from mpitrain.errors import UsageError, nearest
 from mpitrain.files.disk import file_sha256
@@ -80,12 +81,7 @@ def compared_keys(config: Config) -> Iterator[tuple[str, Any]]:
         values |= {f"{section}.{key}": value for key, value in getattr(getattr(config, section), "arguments", {}).items()}
         for key, value in values.items():
             if key not in ELSEWHERE and key not in FREE:
-                yield key, "a path" if key == "data.validation" and is_path(value) else value
-
-
-def is_path(validation: float | str) -> bool:
-    from mpitrain.data import share_of
-    return share_of(validation) is None
+                yield key, "a path" if key == "data.validation" and is_file(value) else value
 
 
 def code_of(config: Config, key: str) -> dict[str, str]:

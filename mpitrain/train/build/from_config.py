@@ -21,7 +21,7 @@ from mpitrain.config.values import LAYOUT
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.registry import named
 from mpitrain.train.build.assembly import Job, assemble
-from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.inputs import BALANCED, Inputs, balanced_weights
 from mpitrain.train.build.model import make_model
 from mpitrain.train.observers.observer import Observer, own_observer
 
@@ -38,7 +38,7 @@ def build(config: Config, inputs: Inputs, mesh: Mesh, *, stages: Any = None, qui
 
     `stages` replaces mesh.stages if a resumed run has chosen its cut already.
     """
-    described = describe(config, inputs.tokens)
+    described = describe(config, inputs.tokens, inputs)
     job = assemble(described.model, inputs, mesh, loss=described.loss, optimizer=described.optimizer, rate=described.rate,
                    config=changed(config, mesh={"stages": stages}) if stages else config, quiet=quiet, metrics=described.metrics)
     steps = job.plan.steps
@@ -83,13 +83,14 @@ class Described(NamedTuple):
     metrics: Sequence[Metric]
 
 
-def describe(config: Config, tokens: bool) -> Described:
-    """Model, loss, optimizer and learning rate of a configuration; `tokens` says whether its data are tokens."""
+def describe(config: Config, tokens: bool, inputs: Inputs | None = None) -> Described:
+    """Model, loss, optimizer, learning rate and metrics of a configuration; `tokens` says whether its data, perhaps `inputs`, are
+    tokens."""
     model = make_model(config)
     if has_groups(config):
         from mpitrain.optim.groups import apply
         apply(groups_of(config), list(model.named_parameters()))
-    return Described(model, make_loss(config, tokens), partial(make_optimizer, config), partial(make_rate, config),
+    return Described(model, make_loss(config, tokens, inputs), partial(make_optimizer, config), partial(make_rate, config),
                      make_metrics(config))
 
 
@@ -110,14 +111,17 @@ def observers_of(config: Config) -> list[Observer]:
     return found
 
 
-def make_loss(config: Config, tokens: bool) -> Any:
-    """The loss by name, with the keys of [train] that it takes; language models skip the padding of the last window."""
+def make_loss(config: Config, tokens: bool, inputs: Inputs | None = None) -> Any:
+    """The loss by name, with the keys of [train] that it takes; language models skip the padding of the last window. Class
+    weights that are "balanced" are those of the training rows of `inputs`; without any, all are equal."""
     t = config.train
     loss: Any = nn.LOSSES.resolve(t.loss, config.folder)
     if t.label_smoothing and "label_smoothing" not in parameters_of(loss):
         raise ConfigError(f'train.label_smoothing is for train.loss = "cross_entropy", not "{t.loss}"')
     refuse_keys(config, "train", loss)
     offered = {"label_smoothing": t.label_smoothing, **t.arguments, **({"ignore_index": -1} if tokens else {})}
+    if offered.get("weight") == BALANCED and ":" not in t.loss:
+        offered["weight"] = None if inputs is None else balanced_weights(inputs, offered.get("ignore_index"))
     what = f'train.loss = "{t.loss}"'
     if isfunction(loss) and len(parameters_of(loss).keys() - offered.keys()) == 2 == len(parameters_of(loss)):
         raise ConfigError(f"{what} is a function of {' and '.join(parameters_of(loss))}, expected a class such as nn.Loss, "

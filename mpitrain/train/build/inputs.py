@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from mpitrain.data.predictions import Predictions
 
 ROWS = "rows"                            # the kind of data without targets (`data.unlabelled`)
+BALANCED = "balanced"                    # weights of classes, train.weight
 EVALUATION_CHUNK = 256                   # rows; fixed, so that metrics do not depend on the number of ranks,
 EVALUATION_TOKENS = 256 * 64             # tokens, so fewer rows of long windows: activations of 256 of 8192 tokens take gigabytes
 
@@ -98,7 +100,7 @@ def describe_files(path: str, validation: float | str, folder: Path, x: str, y: 
     `predictions` is a file of a teacher's, for the rows of `path`. `started` is what `files.parser.start_parser` gave, and is
     ended.
     """
-    other = folder / validation if isinstance(validation, str) and data.share_of(validation) is None else None
+    other = folder / str(validation) if data.is_file(validation) else None
     with data.Parser(process=started) as parser:
         found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser, apart=other)}
         if other is not None:
@@ -145,8 +147,39 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
         raise ConfigError(f"data.stride={stride} is for tokens; these data are for {dataset.kind}")
     if other is not None:
         return Inputs(dataset, range(len(dataset)), other, range(len(other)), transforms, functions, predictions=predictions)
-    train_rows, validation_rows = data.split(len(dataset), validation, seed=seed)
+    labels = partial(all_labels, dataset) if dataset.y is not None and has_labels(dataset) else None
+    train_rows, validation_rows = data.split(len(dataset), validation, seed=seed, labels=labels)
     return Inputs(dataset, train_rows, dataset, validation_rows, transforms, functions, predictions=predictions)
+
+
+def has_labels(dataset: data.Dataset) -> bool:
+    """Whether each row has one whole number as its target."""
+    return dataset.y is not None and dataset.y.dtype.kind in "biu" and dataset.y.row_bytes == dataset.y.stored.itemsize
+
+
+def all_labels(dataset: data.Dataset) -> Any:
+    """The labels of all rows, (rows,)."""
+    assert dataset.y is not None
+    return dataset.read_field(dataset.y, np.arange(len(dataset), dtype=np.int64)).reshape(-1)
+
+
+def balanced_weights(inputs: Inputs, ignore: int | None = None) -> list[float]:
+    """A weight n / (C n_c) for each of C classes, of n labels of the training rows, n_c of them of class c, so that all classes
+    weigh as much. ConfigError where the targets are no labels, and where a class has none."""
+    source = inputs.training
+    if not isinstance(source, data.Dataset) or source.y is None or source.y.dtype.kind not in "biu":
+        raise ConfigError(f'train.weight = "{BALANCED}" is of labels, one whole number for each row or more; give a list of '
+                          "numbers, one for each class, or leave it out")
+    y = source.read_field(source.y, np.asarray(inputs.train_rows, np.int64)).reshape(-1)
+    y = y if ignore is None else y[y != ignore]
+    if not y.size or y.min() < 0:
+        found = f"a label {y.min()}" if y.size else "no labels"
+        raise ConfigError(f'train.weight = "{BALANCED}": the training rows have {found}; labels are 0 or more')
+    counts = np.bincount(y.astype(np.int64), minlength=len(source.classes or ()))
+    if not counts.all():
+        raise ConfigError(f'train.weight = "{BALANCED}": no training row is of class {int(counts.argmin())}; give a list of '
+                          "numbers, one for each class, or leave it out")
+    return [y.size / (len(counts) * int(count)) for count in counts]
 
 
 def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y: str = "", seed: int = 0,

@@ -72,6 +72,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     if config.shrink.prune:
         from mpitrain.train.observers.pruning import refuse_pruning
         refuse_pruning(config, model, t.steps or t.epochs * sampler.steps_per_epoch)
+    if config.average.kind != "none":
+        from mpitrain.train.observers.averaging import refuse_average
+        refuse_average(config, t.steps or t.epochs * sampler.steps_per_epoch)
     return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "")
 
 

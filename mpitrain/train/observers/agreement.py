@@ -21,7 +21,8 @@ LEAST = 100                          # steps between comparisons, where nobody s
 SHARE = 0.0025                       # of the time of these steps, at most, goes into a comparison
 OFTEN = ("parameters", "buffers")    # kinds of state that are compared between checkpoints too
 NAMES = {"parameters": "the parameter", "buffers": "the buffer", "optimizer": "the optimizer's state",
-         "data": "the transforms' statistics", "mask": "the mask", "rewind": "the value to go back to,"}
+         "data": "the transforms' statistics", "mask": "the mask", "rewind": "the value to go back to,",
+         "average": "the averaged weight"}
 
 
 class Agreement(Observer):
