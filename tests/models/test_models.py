@@ -27,6 +27,17 @@ SMALL = {
 }
 
 
+# Models that other files test, and their sizes; what a size is at least, and how many a list has, where not 1 and not any number.
+OTHERS = {
+    "autoencoder": {"size": 8, "widths": [4], "code": 3}, "vae": {"size": 8, "widths": [4], "code": 3},
+    "fno": {"width": 2, "modes": [2, 2], "hidden": 3}, "unet": {"width": 2, "levels": 2},
+    "vit": {"width": 8, "layers": 1, "heads": 2, "patch": 4, "size": 8}, "swin": {"width": 4, "depths": [1, 1], "heads": [2, 2]},
+    "swin_t": {"channels": 1}, **{f"vit_{size}_16": {"channels": 1} for size in ("ti", "s", "b")},
+}
+LEAST = {("gpt", "experts"): 0}
+COUNTS = {("lenet", "widths"): "4 ", ("fno", "modes"): "2 ", ("swin", "heads"): "2 "}
+
+
 def batch(shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -44,15 +55,14 @@ def sizes_of(name):
 @pytest.mark.parametrize(("name", "key", "is_list"), [(name, *size) for name in MODELS for size in sizes_of(name)])
 @pytest.mark.parametrize("value", [0, -3, 1.5, True, "abc"])
 def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
-    least = 0 if key == "experts" else 1                        # a model has none unless it is asked for
+    least = LEAST.get((name, key), 1)
     if value == least == 0:
-        pytest.skip("no experts are fine")
-    settings = {"gpt": TINY, **{known: settings for known, (settings, _, _) in SMALL.items()}}[name]
+        pytest.skip("none is fine")
+    settings = {"gpt": TINY, **OTHERS, **{known: settings for known, (settings, _, _) in SMALL.items()}}[name]
     for wrong in ([8, value], value) if is_list else (value,):
         with pytest.raises(ConfigError) as caught:
             MODELS[name](**settings | {key: wrong})
-        count = "4 " if (name, key) == ("lenet", "widths") else ""
-        what = f"a list of {count}integers" if is_list else "an integer"
+        what = f"a list of {COUNTS.get((name, key), '')}integers" if is_list else "an integer"
         assert caught.value.message == (f"model.{key} must be {what} of at least {least}, found {json.dumps(wrong)}; "
                                         f"change model.{key}")
     MODELS[name](**settings)
