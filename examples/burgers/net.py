@@ -9,8 +9,8 @@ from mpitrain.autograd import enable_grad, grad
 class Burgers(nn.Module):
     """Points (N, 2), columns x and t, to (N, 2): u there, and what the equation leaves of it, u_t + u u_x - v u_xx.
 
-    u = (1 - t) u_0 + t (1 - x^2) n(x, t), of a network n: so it is u_0(x) = -sin(pi x) at t = 0 and 0 at x = -1 and x = 1, whatever n
-    is, and the equation alone is left to be learned.
+    u = (1 - t) u_0 + t (1 - x^2) n(x, t), of a network n: so it is u_0(x) = -sin(pi x) at t = 0 and 0 at x = -1 and x = 1,
+    whatever n is, and the equation alone is left to be learned.
     """
 
     def __init__(self, width, layers, viscosity):
@@ -43,10 +43,10 @@ def net(width=20, layers=6, viscosity=0.01 / math.pi):
 
 
 class Residual(nn.Loss):
-    """The mean square of what the equation leaves; of rows that know u, the square of its error, as a part of the mean square of u.
+    """The mean square of what the equation leaves; of rows that know u, the square of its error over the mean square of u.
 
-    Targets (N, 2): u, and 1 / the mean square of u over the rows that know it; (0, 0) elsewhere. So the loss of a run's training rows
-    is the equation's, and that of its validation rows the square of the relative L2 error.
+    Targets (N, 2): u, and 1 / the mean square of u over the rows that know it; (0, 0) elsewhere. So the loss of a run's training
+    rows is the equation's, and that of its validation rows the square of the relative L2 error.
     """
 
     kind = "rows"
