@@ -59,6 +59,11 @@ def test_its_images_are_its_targets_and_two_ranks_train_it_to_the_bits_of_one(co
     assert [line["loss"] for line in lines(one) if "split" in line] == [line["loss"] for line in lines(two) if "split" in line]
 
 
+def test_what_is_drawn_is_each_sample_s_own_and_not_its_place_s_in_a_micro_batch(config: Path) -> None:
+    one, other = (run(1, config, f"by{n}", f"train.micro_batches={n}", "train.steps=1", "train.eval_every=0") for n in (4, 2))
+    assert steps(one)[0]["loss"] == pytest.approx(steps(other)[0]["loss"], rel=1e-6)
+
+
 @pytest.mark.slow
 def test_stages_and_recomputed_blocks_draw_what_one_rank_draws(config: Path) -> None:
     expected = record(run(1, config, "whole"))["parameters_sha256"]
