@@ -38,7 +38,7 @@ class Burgers(nn.Module):
         return (t - 1) * ops.sin(math.pi * x) + t * (1 - x * x) * self.head(h)
 
 
-def net(width=20, layers=6, viscosity=0.01 / math.pi):
+def net(width=32, layers=4, viscosity=0.01 / math.pi):
     return nn.Sequential(("u", Burgers(width, layers, viscosity)))
 
 
