@@ -133,9 +133,8 @@ def distances(side: int) -> Array:
 @lru_cache(16)
 def regions_apart(tall: int, wide: int, side: int, shifts: tuple[int, int]) -> Array:
     """(windows, T, T): 0 for positions that are neighbours in the image, `FAR` for those that only the shift brings together."""
-    numbers = [np.searchsorted([size - side, size - shift] if shift else [size], np.arange(size), side="right")
-               for size, shift in zip((tall, wide), shifts)]
-    regions = numbers[0][:, None] * 3 + numbers[1][None, :]
+    down, right = (np.arange(size) >= size - shift for size, shift in zip((tall, wide), shifts))     # came round the edge
+    regions = 2 * down[:, None] + right[None, :]
     windows = regions.reshape(tall // side, side, wide // side, side).swapaxes(1, 2).reshape(-1, side * side)
     return np.where(windows[:, :, None] == windows[:, None, :], 0.0, FAR)
 

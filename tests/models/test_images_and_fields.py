@@ -1,4 +1,4 @@
-"""Vision and Swin transformers beside torchvision's, U-Net and FNO beside their papers' in PyTorch, all of them on other ranks."""
+"""Vision and Swin transformers beside torchvision's, U-Net and FNO beside their papers' in PyTorch, and all on other ranks."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ UNET = {"width": 4, "levels": 3}
 FNO = {"width": 4, "modes": [3, 4], "layers": 2, "hidden": 8}
 OF_VIT = [(r"^embed\.conv", "conv_proj"), (r"^embed\.token", "class_token"), (r"^embed\.position", "encoder.pos_embedding"),
           (r"^norm", "encoder.ln"), (r"^head", "heads.head"), (r"^block(\d+)", r"encoder.layers.encoder_layer_\1"),
-          (r"norm(\d)", r"ln_\1"), (r"attention\.qkv\.", "self_attention.in_proj_"), (r"attention\.out", "self_attention.out_proj"),
-          (r"wide", "mlp.0"), (r"narrow", "mlp.3")]
+          (r"norm(\d)", r"ln_\1"), (r"attention\.qkv\.", "self_attention.in_proj_"),
+          (r"attention\.out", "self_attention.out_proj"), (r"wide", "mlp.0"), (r"narrow", "mlp.3")]
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.1])

@@ -36,7 +36,8 @@ def samples(case: dict[str, Any], rows: int) -> tuple[Any, Any]:
     return x, rng.standard_normal(target, dtype=np.float32)
 
 
-def train(comm: Any, case: dict[str, Any], *, pp: int = 1, tp: int = 1, recompute: bool = False, **options: Any) -> tuple[list[float], Any]:
+def train(comm: Any, case: dict[str, Any], *, pp: int = 1, tp: int = 1, recompute: bool = False, **options: Any
+          ) -> tuple[list[float], Any]:
     """(losses, hashes) of two steps on the ranks of `comm`."""
     x, y = samples(case, STEPS * case["batch"])
     source = Memory(x, y, case["kind"])

@@ -53,7 +53,8 @@ def test_every_loss_says_what_its_targets_are():
         "binary_cross_entropy": "binary", "kl": "distribution", "smooth_l1": "values", "poisson_nll": "values",
         "hinge_embedding": "values", "soft_margin": "values", "multilabel_margin": "values", "multilabel_soft_margin": "binary",
         "dice": "binary", "nll": "classes", "focal": "classes", "multi_margin": "classes",
-        **dict.fromkeys(("gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking"), "rows")}
+        **dict.fromkeys(("gaussian_nll", "ctc", "triplet", "cosine_embedding", "margin_ranking", "elbo"), "rows"),
+        "relative_l2": "values"}
 
 
 def test_a_column_of_outputs_meets_a_row_of_targets_and_their_dtype_is_the_outputs():
@@ -71,5 +72,9 @@ def test_settings_that_make_no_sense_are_refused():
         LOSSES["cross_entropy"](label_smoothing=2)
     with pytest.raises(ConfigError, match="the delta of the huber loss is more than 0, not 0"):
         LOSSES["huber"](delta=0)
+    with pytest.raises(ConfigError, match='the elbo loss has a reconstruction of binary or normal, not "poisson"'):
+        LOSSES["elbo"](reconstruction="poisson")
+    with pytest.raises(ConfigError, match="the beta of the elbo loss is a number of 0 or more, not -1"):
+        LOSSES["elbo"](beta=-1)
     with pytest.raises(GraphError, match="Loss defines no total"):
         Loss()(Tensor(np.zeros(2)), np.zeros(2))

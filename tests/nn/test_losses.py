@@ -41,6 +41,8 @@ RUNS: dict[str, tuple[Any, Any, dict[str, Any]]] = {          # output, target, 
     "multilabel_margin": (RNG.standard_normal((6, 4)), np.array([[3, 0, -1, 1]] * 6), {}),
     "multilabel_soft_margin": (RNG.standard_normal((6, 4)), (positive(6, 4) > 0.5) * 1.0, {}),
     "dice": (positive(6, 2, 3), (positive(6, 2, 3) > 0.5) * 1.0, {}),
+    "relative_l2": (RNG.standard_normal((6, 2, 3)), positive(6, 2, 3), {}),
+    "elbo": (RNG.standard_normal((6, 6 + 4)), positive(6, 2, 3), {"beta": 0.7}),
     "ctc": (RNG.standard_normal((6, 7, 5)),
             np.array([[1, 2, 2], [3, -1, -1], [-1, -1, -1], [1, 2, 3], [4, 4, -1], [2, 1, 2]]), {}),
 }
