@@ -27,65 +27,9 @@
 #else
 
 #include "sums.h"
+#include "activated.h"
 #include "normalise.h"
-
-/* Adds d = x - centre, and d * d. */
-INLINE void NAME(add_moments)(SUMS *s, const T *x, i64 later, T centre, i64 n)
-{
-    for (i64 there; n > 0; x += there, n -= there) {
-        there = NAME(room)(s, n);
-        i64 i = 0;
-        for (; i + AHEAD * LANES <= there; i += AHEAD * LANES) {
-            NAME(bring)(x + i + later, 0);
-            for (i64 u = 0; u < AHEAD; u++) {
-                V d = *(const V *)(x + i + u * LANES) - centre;
-                NAME(add)(s, u, d, d * d);
-            }
-        }
-        for (i64 u = 0; i < there; i += LANES, u++) {
-            V d = NAME(load)(x + i, at_most(there - i, LANES), centre) - centre;
-            NAME(add)(s, u, d, d * d);
-        }
-    }
-}
-
-/* What there is of g but where ReLU made 0: where y <= 0, or, masked being 2, where (x - m) * s + b <= 0, since y was that. */
-INLINE V NAME(passed)(V g, V z, V y, T s, T b, const int masked)
-{
-    if (!masked) return g;
-    if (masked == 2) y = z * s + b;
-    return (V)((MASK)g & ~(y <= (V){0}));
-}
-
-/* Adds h = passed(g), and h * (x - m); keeps h where masked is 1. */
-INLINE void NAME(add_gradients)(SUMS *sums, const T *g, const T *x, const T *y, T *h, i64 n, i64 later, T m, T s, T b,
-                               const int masked)
-{
-    for (i64 done = 0, there; done < n; done += there) {
-        there = NAME(room)(sums, n - done);
-        i64 i = done, stop = done + there;
-        for (; i + AHEAD * LANES <= stop; i += AHEAD * LANES) {
-            NAME(bring)(g + i + later, 0);
-            NAME(bring)(x + i + later, 0);
-            if (masked == 1) NAME(bring)(y + i + later, 0);
-            if (masked == 1) NAME(bring)(h + i + later, 1);
-            for (i64 u = 0; u < AHEAD; u++) {
-                const i64 at = i + u * LANES;
-                V z = *(const V *)(x + at) - m, zero = {0};
-                V v = NAME(passed)(*(const V *)(g + at), z, masked == 1 ? *(const V *)(y + at) : zero, s, b, masked);
-                if (masked == 1) *(V *)(h + at) = v;
-                NAME(add)(sums, u, v, v * z);
-            }
-        }
-        for (i64 u = 0; i < stop; i += LANES, u++) {
-            const i64 size = at_most(stop - i, LANES);
-            V z = NAME(load)(x + i, size, m) - m, zero = {0};
-            V v = NAME(passed)(NAME(load)(g + i, size, 0), z, masked == 1 ? NAME(load)(y + i, size, 0) : zero, s, b, masked);
-            if (masked == 1) memcpy(h + i, &v, size * sizeof(T));
-            NAME(add)(sums, u, v, v * z);
-        }
-    }
-}
+#include "channel_passes.h"
 
 /* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. What was
    read last is read first the next time, backwards: the cache still has it. */
@@ -98,6 +42,11 @@ INLINE void NAME(add_gradients)(SUMS *sums, const T *g, const T *x, const T *y, 
 /* A few channels at a time: those that stay in the cache until they are read again. */
 #define GROUPS(first, last) \
     for (i64 each = NAME(together)(n, c, l), first = 0, last = each < c ? each : c; first < c; \
+         first = last, last = last + each < c ? last + each : c)
+
+/* The same for small planes. */
+#define ROWS(first, last) \
+    for (i64 each = NAME(of_row)(n, c, l), first = 0, last = each < c ? each : c; first < c; \
          first = last, last = last + each < c ? last + each : c)
 
 static i64 NAME(together)(i64 n, i64 c, i64 l)
@@ -118,6 +67,8 @@ static void NAME(moments_about)(const T *x, const T *centre, double *mean, doubl
         squares[j] = square < 0 ? 0 : square;
     }
 }
+
+#include "small_planes.h"
 
 /* Mean of channels [first, last), and the sum of squared distances from it. One pass has both, from d = x - centre for any
    centre: sum d^2 - (sum d)^2 / N. That loses digits where the centre is far from the mean. So it is the mean of the first few,
@@ -142,6 +93,11 @@ static void NAME(moments)(const T *x, double *mean, double *squares, i64 n, i64 
 /* Mean of each channel, and the sum of squared distances from it. */
 void NAME(channel_moments)(const T *restrict x, double *restrict mean, double *restrict squares, i64 n, i64 c, i64 l)
 {
+    if (n && NAME(are_small)(l)) {
+        NAME(Row) row;
+        ROWS(first, last) NAME(row_moments)(&row, x, mean, squares, n, c, l, first, last);
+        return;
+    }
     if (l > 1) {
         GROUPS(first, last) NAME(moments)(x, mean, squares, n, c, l, first, last);
         return;
@@ -190,6 +146,14 @@ INLINE void NAME(sums_of)(const T *g, const T *x, const T *y, const T *centre, c
 void NAME(channel_sums)(const T *restrict g, const T *restrict x, const T *centre, double *restrict plain,
                         double *restrict product, i64 n, i64 c, i64 l)
 {
+    if (NAME(are_small)(l)) {
+        NAME(Row) row;
+        ROWS(first, last) {
+            NAME(describe)(&row, centre + first, centre, NULL, last - first, l);
+            NAME(row_sums)(&row, g, x, NULL, NULL, plain, product, n, c, l, first, last, 0);
+        }
+        return;
+    }
     if (l > 1) {
         GROUPS(first, last) NAME(sums_of)(g, x, NULL, centre, NULL, NULL, NULL, plain, product, n, c, l, first, last, 0);
         return;
@@ -215,68 +179,142 @@ void NAME(channel_combine)(const T *restrict g, const T *restrict x, const T *ce
     }
 }
 
-/* Batch norm with statistics of the batch, y = [max(0,)] (x - mean) * inverse * weight + bias [+ residual]. weight, bias and
+/* (T) of inverse * weight, for channels [first, last). */
+static void NAME(scales)(const double *inverse, const T *weight, i64 first, i64 last, T *scale)
+{
+    for (i64 j = first; j < last; j++) scale[j - first] = (T)(weight ? inverse[j] * weight[j] : inverse[j]);
+}
+
+static void NAME(inverses)(double *variance, double *inverse, double eps, i64 count, i64 first, i64 last)
+{
+    for (i64 j = first; j < last; j++) {
+        variance[j] /= count;
+        inverse[j] = 1 / sqrt(variance[j] + eps);
+    }
+}
+
+/* Calls FUNCTION(..., residual, activation) with those two as constants: only ReLU comes after a residual. */
+#define ACTIVATED(FUNCTION, ...)                                                                                                \
+    if (residual && activation) FUNCTION(__VA_ARGS__, 1, 1);                                                                    \
+    else if (residual) FUNCTION(__VA_ARGS__, 1, 0);                                                                             \
+    else if (activation == 1) FUNCTION(__VA_ARGS__, 0, 1);                                                                      \
+    else if (activation == 2) FUNCTION(__VA_ARGS__, 0, 2);                                                                      \
+    else if (activation) FUNCTION(__VA_ARGS__, 0, 3);                                                                           \
+    else FUNCTION(__VA_ARGS__, 0, 0)
+
+/* Batch norm with statistics of the batch, y = activated((x - mean) * inverse * weight + bias [+ residual]). weight, bias and
    residual may be NULL. */
 void NAME(batch_norm)(const T *restrict x, const T *weight, const T *bias, const T *restrict residual, T *restrict y,
                       double *restrict mean, double *restrict variance, double *restrict inverse, double eps, i64 n, i64 c, i64 l,
-                      i64 relu)
+                      i64 activation)
 {
+    if (n && NAME(are_small)(l)) {
+        NAME(Row) row;
+        ROWS(first, last) {
+            T centre[ROW], scale[ROW];
+            NAME(row_moments)(&row, x, mean, variance, n, c, l, first, last);
+            NAME(inverses)(variance, inverse, eps, n * l, first, last);
+            for (i64 j = first; j < last; j++) centre[j - first] = (T)mean[j];
+            NAME(scales)(inverse, weight, first, last, scale);
+            NAME(describe)(&row, centre, scale, bias ? bias + first : NULL, last - first, l);
+            const i64 at = first * l, width = (last - first) * l;
+            ACTIVATED(NAME(normalise_rows), &row, x + at, residual ? residual + at : NULL, y + at, n, width, c * l);
+        }
+        return;
+    }
     GROUPS(first, last) {
-        NAME(moments)(x, mean, variance, n, c, l, first, last);
-        for (i64 j = first; j < last; j++) {
-            variance[j] /= n * l;
-            inverse[j] = 1 / sqrt(variance[j] + eps);
-        }
         T centre[MOST_TOGETHER], scale[MOST_TOGETHER];
-        for (i64 j = first; j < last; j++) {
-            centre[j - first] = (T)mean[j];
-            scale[j - first] = (T)(weight ? inverse[j] * weight[j] : inverse[j]);
-        }
+        NAME(moments)(x, mean, variance, n, c, l, first, last);
+        NAME(inverses)(variance, inverse, eps, n * l, first, last);
+        for (i64 j = first; j < last; j++) centre[j - first] = (T)mean[j];
+        NAME(scales)(inverse, weight, first, last, scale);
         RUNS_BACK(k, j, at) {
             T m = centre[j - first], s = scale[j - first], b = bias ? bias[j] : 0;
             i64 next = NAME(earlier)(j, first, last, c, l);
-            if (residual && relu) NAME(normalised)(x + at, residual + at, y + at, l, next, m, s, b, 1, 1);
-            else if (residual) NAME(normalised)(x + at, residual + at, y + at, l, next, m, s, b, 1, 0);
-            else if (relu) NAME(normalised)(x + at, NULL, y + at, l, next, m, s, b, 0, 1);
-            else NAME(normalised)(x + at, NULL, y + at, l, next, m, s, b, 0, 0);
+            ACTIVATED(NAME(normalised), x + at, residual ? residual + at : NULL, y + at, l, next, m, s, b);
         }
     }
 }
 
-/* With h = passed(g), the gradient of what ReLU got: the sums over each channel of h and of h * (x - centre), and, where dx is
-   not NULL, the gradient of x, scale * (h - sum(h) / count - (x - centre) * inverse^2 * sum(h (x - centre)) / count).
-   masked 0: there is no ReLU, h is g. 1: h is the residual's gradient too and is written. 2: there is no residual, and y's sign
-   is had from x. */
+/* Of channels [first, last): what their gradients are moved by. */
+static void NAME(slopes)(const double *inverse, const double *plain, const double *product, const T *scale, i64 count, i64 first,
+                         i64 last, T *slope, T *shift)
+{
+    for (i64 j = first; j < last; j++) {
+        slope[j - first] = (T)(-scale[j - first] * inverse[j] * inverse[j] * (product[j] / count));
+        shift[j - first] = (T)(-scale[j - first] * (plain[j] / count));
+    }
+}
+
+/* Calls FUNCTION(..., masked) with that as a constant. */
+#define MASKED(FUNCTION, ...)                                                                                                   \
+    if (masked == 4) FUNCTION(__VA_ARGS__, 4);                                                                                  \
+    else if (masked == 3) FUNCTION(__VA_ARGS__, 3);                                                                             \
+    else if (masked == 2) FUNCTION(__VA_ARGS__, 2);                                                                             \
+    else if (masked) FUNCTION(__VA_ARGS__, 1);                                                                                  \
+    else FUNCTION(__VA_ARGS__, 0)
+
+static void NAME(small_gradients)(const T *g, const T *x, const T *y, const T *centre, const T *weight, const T *bias,
+                                  const double *inverse, T *dx, T *h, double *plain, double *product, i64 n, i64 c, i64 l,
+                                  i64 masked)
+{
+    NAME(Row) row;
+    const T *from = masked == 1 ? h : g;
+    ROWS(first, last) {
+        T scale[ROW], slope[ROW], shift[ROW];
+        const i64 channels = last - first, at = first * l;
+        NAME(scales)(inverse, weight, first, last, scale);
+        NAME(describe)(&row, centre + first, scale, bias ? bias + first : NULL, channels, l);
+        MASKED(NAME(row_sums), &row, g, x, y, h, plain, product, n, c, l, first, last);
+        NAME(slopes)(inverse, plain, product, scale, n * l, first, last, slope, shift);
+        NAME(spread_over)(slope, channels, l, row.slope);
+        NAME(spread_over)(shift, channels, l, row.constant);
+        const int again = masked == 1 ? 0 : masked;
+        if (dx && again == 4) NAME(slope_rows)(&row, from + at, x + at, dx + at, n, channels * l, c * l, 4);
+        else if (dx && again == 3) NAME(slope_rows)(&row, from + at, x + at, dx + at, n, channels * l, c * l, 3);
+        else if (dx && again == 2) NAME(slope_rows)(&row, from + at, x + at, dx + at, n, channels * l, c * l, 2);
+        else if (dx) NAME(slope_rows)(&row, from + at, x + at, dx + at, n, channels * l, c * l, 0);
+    }
+}
+
+/* With h = passed(g), the gradient of what the activation got: the sums over each channel of h and of h * (x - centre), and, where
+   dx is not NULL, the gradient of x, scale * (h - sum(h) / count - (x - centre) * inverse^2 * sum(h (x - centre)) / count).
+   masked 0: there is no activation, h is g. 1: ReLU; h is the residual's gradient too and is written. 2, 3, 4: there is no
+   residual, and what ReLU, ReLU6 or hard-swish got is had from x. */
 void NAME(batch_norm_gradients)(const T *restrict g, const T *restrict x, const T *restrict y, const T *centre, const T *weight,
                                 const T *bias, const double *inverse, T *restrict dx, T *restrict h, double *restrict plain,
                                 double *restrict product, i64 n, i64 c, i64 l, i64 masked)
 {
+    if (NAME(are_small)(l)) {
+        NAME(small_gradients)(g, x, y, centre, weight, bias, inverse, dx, h, plain, product, n, c, l, masked);
+        return;
+    }
     GROUPS(first, last) {
-        T scale[MOST_TOGETHER];
-        for (i64 j = first; j < last; j++) scale[j - first] = (T)(weight ? inverse[j] * weight[j] : inverse[j]);
-        if (masked == 2) NAME(sums_of)(g, x, NULL, centre, scale, bias, NULL, plain, product, n, c, l, first, last, 2);
-        else if (masked) NAME(sums_of)(g, x, y, centre, NULL, NULL, h, plain, product, n, c, l, first, last, 1);
-        else NAME(sums_of)(g, x, NULL, centre, NULL, NULL, NULL, plain, product, n, c, l, first, last, 0);
+        T scale[MOST_TOGETHER], slope[MOST_TOGETHER], shift[MOST_TOGETHER];
+        NAME(scales)(inverse, weight, first, last, scale);
+        MASKED(NAME(sums_of), g, x, y, centre, scale, bias, h, plain, product, n, c, l, first, last);
         const T *from = masked == 1 ? h : g;
-        T slope[MOST_TOGETHER], shift[MOST_TOGETHER];
-        for (i64 j = first; j < last; j++) {
-            slope[j - first] = (T)(-scale[j - first] * inverse[j] * inverse[j] * (product[j] / (n * l)));
-            shift[j - first] = (T)(-scale[j - first] * (plain[j] / (n * l)));
-        }
+        NAME(slopes)(inverse, plain, product, scale, n * l, first, last, slope, shift);
         if (dx) RUNS_BACK(k, j, at) {
             T m = centre[j], s = scale[j - first], b = bias ? bias[j] : 0, d = slope[j - first], e = shift[j - first];
             i64 next = NAME(earlier)(j, first, last, c, l);
-            if (masked == 2) NAME(sloped)(from + at, x + at, dx + at, l, next, m, s, b, d, e, 2);
+            if (masked == 4) NAME(sloped)(from + at, x + at, dx + at, l, next, m, s, b, d, e, 4);
+            else if (masked == 3) NAME(sloped)(from + at, x + at, dx + at, l, next, m, s, b, d, e, 3);
+            else if (masked == 2) NAME(sloped)(from + at, x + at, dx + at, l, next, m, s, b, d, e, 2);
             else NAME(sloped)(from + at, x + at, dx + at, l, next, m, s, b, d, e, 0);
         }
     }
 }
 
+#undef ACTIVATED
+#undef MASKED
 #undef RUNS
 #undef RUNS_BACK
 #undef EACH_256_BYTES
 #undef EACH_VECTOR
 #undef GROUPS
+#undef ROWS
+#undef ALL
 #undef V
 #undef MASK
 #undef WIDE

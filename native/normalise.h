@@ -29,8 +29,9 @@ INLINE i64 NAME(earlier)(i64 j, i64 first, i64 last, i64 c, i64 l)
     return l > FAR ? later : -later;
 }
 
-/* y = (x - m) * s + b [+ r], and zero where that is negative and `relu`. */
-INLINE void NAME(normalised)(const T *x, const T *r, T *y, i64 l, i64 later, T m, T s, T b, const int residual, const int relu)
+/* y = (x - m) * s + b [+ r], activated. */
+INLINE void NAME(normalised)(const T *x, const T *r, T *y, i64 l, i64 later, T m, T s, T b, const int residual,
+                             const int activation)
 {
     i64 i = 0;
     EACH_256_BYTES(i, l) {
@@ -40,19 +41,21 @@ INLINE void NAME(normalised)(const T *x, const T *r, T *y, i64 l, i64 later, T m
         EACH_VECTOR(at, i) {
             V v = (*(const V *)(x + at) - m) * s + b;
             if (residual) v += *(const V *)(r + at);
-            *(V *)(y + at) = relu ? (V)((MASK)v & ~(v < (V){0})) : v;
+            *(V *)(y + at) = NAME(activated)(v, activation);
         }
     }
-    for (; i < l; i++) {
-        T v = (x[i] - m) * s + b;
-        if (residual) v += r[i];
-        y[i] = relu && v < 0 ? 0 : v;
+    for (; i < l; i += LANES) {
+        const i64 size = at_most(l - i, LANES);
+        V v = (NAME(some)(x + i, size) - m) * s + b;
+        if (residual) v += NAME(some)(r + i, size);
+        NAME(put)(NAME(activated)(v, activation), y + i, size);
     }
 }
 
-/* dx = s * h + d * (x - m) + e, where h is g, or, masked being 2, zero where (x - m) * s + b <= 0. */
-INLINE void NAME(sloped)(const T *g, const T *x, T *dx, i64 l, i64 later, T m, T s, T b, T d, T e, const int masked)
+/* dx = s * h + d * (x - m) + e, where h is what passes of g. */
+INLINE void NAME(sloped)(const T *g, const T *x, T *dx, i64 l, i64 later, T m, T scale, T shift, T d, T e, const int masked)
 {
+    const V s = scale - (V){0}, b = shift - (V){0};
     i64 i = 0;
     EACH_256_BYTES(i, l) {
         NAME(bring)(g + i + later, 0);
@@ -60,12 +63,12 @@ INLINE void NAME(sloped)(const T *g, const T *x, T *dx, i64 l, i64 later, T m, T
         NAME(bring)(dx + i + later, 1);
         EACH_VECTOR(at, i) {
             V z = *(const V *)(x + at) - m, h = *(const V *)(g + at);
-            if (masked == 2) h = (V)((MASK)h & ~(z * s + b <= (V){0}));
-            *(V *)(dx + at) = s * h + d * z + e;
+            *(V *)(dx + at) = s * NAME(passed)(h, z, (V){0}, s, b, masked) + d * z + e;
         }
     }
-    for (; i < l; i++) {
-        T z = x[i] - m, h = masked == 2 && z * s + b <= 0 ? 0 : g[i];
-        dx[i] = s * h + d * z + e;
+    for (; i < l; i += LANES) {
+        const i64 size = at_most(l - i, LANES);
+        V z = NAME(some)(x + i, size) - m, h = NAME(some)(g + i, size);
+        NAME(put)(s * NAME(passed)(h, z, (V){0}, s, b, masked) + d * z + e, dx + i, size);
     }
 }

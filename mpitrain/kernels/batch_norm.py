@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Function, Kernel
-from mpitrain.kernels.library import CFunction, host, packed, same_shape
+from mpitrain.kernels.library import CFunction, host, misfit, packed, same_shape
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
@@ -39,8 +39,31 @@ def _combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array)
     return result
 
 
+RELU, RELU6, HARDSWISH = 1, 2, 3                  # the activations of native/activated.h
+ACTIVATIONS = {"relu": RELU, "relu6": RELU6, "hardswish": HARDSWISH}
+
+
+def _activated(u: Array, activation: int) -> Array:
+    if not activation:
+        return u
+    xp, real = array_module(u), u.dtype.type
+    v = xp.maximum(u + real(3) if activation == HARDSWISH else u, real(0))
+    if activation > RELU:
+        v = xp.minimum(v, real(6))
+    return u * v * real(1 / 6) if activation == HARDSWISH else v
+
+
+def _passed(grad: Array, u: Array, activation: int) -> Array:
+    """The gradient of u, of which `grad` is that of the activated numbers; of ReLU, u may be these."""
+    xp, real = array_module(u), u.dtype.type
+    if activation == HARDSWISH:
+        grad = grad * xp.where(u < 3, u * real(1 / 3) + real(0.5), real(1))
+        return xp.where(u <= -3, real(0), grad)
+    return xp.where((u <= 0) | (u >= 6) if activation == RELU6 else u <= 0, real(0), grad)
+
+
 def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float,
-                relu: bool) -> tuple[Array, Array, Array, Array]:
+                activation: int) -> tuple[Array, Array, Array, Array]:
     xp = array_module(x)
     mean, squares = _moments(x)
     variance = squares / max(x.shape[0] * x.shape[2], 1)
@@ -48,18 +71,14 @@ def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Ar
     y = _affine(x, mean.astype(x.dtype), channel_scale(inverse, weight, x.dtype), channel_shift(bias, x))
     if residual is not None:
         y += residual
-    if relu:
-        xp.maximum(y, x.dtype.type(0), out=y)
-    return y, mean, variance, inverse
+    return _activated(y, activation), mean, variance, inverse
 
 
 def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
-                          inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
-    xp = array_module(x)
+                          inverse: Array, activation: int, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
     scale = channel_scale(inverse, weight, x.dtype)
-    if relu:
-        result = _affine(x, centre, scale, channel_shift(bias, x)) if y is None else y
-        grad = xp.where(result <= 0, x.dtype.type(0), grad)
+    if activation:
+        grad = _passed(grad, _affine(x, centre, scale, channel_shift(bias, x)) if y is None else y, activation)
     plain, product = _sums(grad, x, centre)
     if not wanted:
         return None, grad, plain, product
@@ -86,21 +105,25 @@ def _two_sums(function: CFunction, *arrays: Array) -> tuple[Array, Array]:
 
 @host("batch_norm", "batch_norm", "X:ncl X?:c X?:c X?:ncl X!:ncl D!:c D!:c D!:c d in ic il i")
 def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: Array | None, residual: Array | None,
-                     eps: float, relu: bool) -> tuple[Array, Array, Array, Array]:
+                     eps: float, activation: int) -> tuple[Array, Array, Array, Array]:
+    if residual is not None and activation > RELU:
+        misfit("batch_norm: ReLU alone comes after a residual", x, residual)
     y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
-    function(packed(x), packed(weight), packed(bias), packed(residual), y, mean, variance, inverse, eps, *x.shape, relu)
+    function(packed(x), packed(weight), packed(bias), packed(residual), y, mean, variance, inverse, eps, *x.shape, activation)
     return y, mean, variance, inverse
 
 
 @host("batch_norm", "batch_norm_gradients",
       "X:ncl X:ncl X?:ncl X:c X?:c X?:c D:c X?!:ncl X?!:ncl D!:c D!:c in ic il i")
 def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None,
-                               bias: Array | None, inverse: Array, relu: bool, wanted: bool) -> tuple[Array | None, Array,
+                               bias: Array | None, inverse: Array, activation: int, wanted: bool) -> tuple[Array | None, Array,
                                Array, Array]:
+    if y is not None and activation > RELU:
+        misfit("batch_norm_gradients: what ReLU alone gave says where it was negative", x, y)
     grad = np.ascontiguousarray(grad)
     plain, product = np.empty((2, x.shape[1]))
     dx = np.empty(x.shape, x.dtype) if wanted else None
-    masked = (2 if y is None else 1) if relu else 0
+    masked = activation + (y is None) if activation else 0
     before = np.empty(x.shape, x.dtype) if masked == 1 else grad
     function(grad, packed(x), packed(y) if masked == 1 else None, centre, packed(weight), packed(bias), inverse, dx,
              before if masked == 1 else None, plain, product, *x.shape, masked)
@@ -125,11 +148,11 @@ channel_combine = _kernel("channel_combine", _combine, "X:ncl X:ncl X:c X:c X:c 
 """a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
 
 batch_norm = Kernel("batch_norm", _batch_norm, _batch_norm_host, _batch_norm_host.loop("batch_norm"))
-"""(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, relu): x
-normalised over N and L, plus the residual, and ReLU of that where `relu`."""
+"""(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, activation):
+x normalised over N and L, plus the residual, and one of ACTIVATIONS of that, 0 for none. After a residual it is ReLU or none."""
 
 batch_norm_gradients = Kernel("batch_norm_gradients", _batch_norm_gradients, _batch_norm_gradients_host,
                               _batch_norm_gradients_host.loop("batch_norm"))
-"""(gradient of x or None, gradient before ReLU, sums of that, and of its product with x - centre, float64 (C,)) from (grad, x,
-y, centre, weight, bias, inverse deviation, relu, whether the first is wanted). y is not wanted without relu, and may be None
+"""(gradient of x or None, gradient before the activation, sums of that, and of its product with x - centre, float64 (C,)) from
+(grad, x, y, centre, weight, bias, inverse deviation, activation, whether the first is wanted). y, of ReLU alone, may be None
 where there was no residual: then the second result is undefined."""

@@ -26,6 +26,9 @@ from mpitrain.registry import Registry
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm", "SyncBatchNorm"]
 
 
+FUSED = (None, "relu", "relu6", "hardswish")      # what `ops.batch_norm` computes in the same passes
+
+
 class _Tracking(Module):
     """The parameters and running statistics of a norm of channels. `momentum` None keeps the mean over all steps.
 
@@ -56,8 +59,9 @@ class _Tracking(Module):
 class _BatchNorm(_Tracking):
     """Normalises each channel (dim 1) by its mean and variance over the micro-batch, in eval by the running ones.
 
-    Parameters, buffers, eps and momentum as in PyTorch; the running variance is the unbiased one. ReLU can be computed in the
-    same passes over memory (`activation`), and what comes around a residual block be added before it (`residual`).
+    Parameters, buffers, eps and momentum as in PyTorch; the running variance is the unbiased one. `activation` is the name of one
+    that follows (see `nn.ACTIVATIONS`): "relu", "relu6" and "hardswish" are computed in the same passes over memory. What comes
+    around a residual block is added before it (`residual`).
     """
 
     ndims: tuple[int, ...] = ()                   # numbers of dims that an input may have
@@ -66,8 +70,8 @@ class _BatchNorm(_Tracking):
                  track_running_stats: bool = True, *, bias: bool = True, activation: str | None = None):
         if not (isinstance(eps, int | float | np.floating) and eps > 0):
             raise ConfigError(f"the eps of batch norm is a number of more than 0, not {eps!r}")
-        self.eps, self.relu = eps, activation == "relu"
-        self.after = None if activation in (None, "relu") else ACTIVATIONS.resolve(str(activation))()
+        self.eps, self.fused = eps, activation if activation in FUSED else None
+        self.after = None if activation == self.fused else ACTIVATIONS.resolve(str(activation))()
         self._describe(features, momentum, affine, track_running_stats, bias)
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
@@ -82,8 +86,8 @@ class _BatchNorm(_Tracking):
         shape = tuple(x.shape)
         if not self.training and self.running is not None:
             return ops.batch_norm_inference(x, self.running_mean, self.running_var, self.weight, self.bias, residual=residual,
-                                            relu=self.relu, eps=self.eps)
-        y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, relu=self.relu, eps=self.eps,
+                                            eps=self.eps, activation=self.fused)
+        y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, eps=self.eps, activation=self.fused,
                                              reduce=None if self.across is None else self.across.reduce)
         count = float(count)                      # The count is the sum over the ranks.
         if count < 2:
@@ -185,4 +189,4 @@ def _ones(shape: tuple[int, ...], x: Any) -> Array:
 NORMS: Registry[Callable[..., Module]] = Registry("norm")
 NORMS.register("batch")(BatchNorm2d)
 NORMS.register("sync")(SyncBatchNorm)
-"""Normalisations of images by name, each made from the number of channels, and `activation`, None or "relu"."""
+"""Normalisations of images by name, each made from the number of channels, and `activation`, a name or None."""

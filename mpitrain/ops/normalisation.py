@@ -8,11 +8,12 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor, differentiate, no_grad
 from mpitrain.backend import Array
-from mpitrain.errors import GraphError, ShapeError
+from mpitrain.errors import ArgumentError, GraphError, ShapeError
 from mpitrain.kernels import batch_norm as by_channel
 from mpitrain.kernels import pointwise
 from mpitrain.kernels.batch_norm import channel_affine, channel_scale, channel_shift, channel_sums
-from mpitrain.ops import activation, choice, composed
+from mpitrain.ops import activation as activations
+from mpitrain.ops import choice, composed
 
 __all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
 
@@ -20,10 +21,11 @@ Reduce = Callable[[Array], None]
 
 
 def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = None, relu: bool = False, eps: float = 1e-5,
-               reduce: Reduce | None = None) -> tuple[Tensor, Array, Array, Any]:
+               reduce: Reduce | None = None, activation: str | None = None) -> tuple[Tensor, Array, Array, Any]:
     """Normalises each channel of x (N, C, ...) with statistics of the batch: (y, mean, variance, count).
 
-    Then adds `residual`, of x's shape, and sets to 0 what is negative where `relu`, in the same passes over memory.
+    Then adds `residual`, of x's shape, and sets to 0 what is negative where `relu`, in the same passes over memory. So it does
+    "relu6" and "hardswish", the `activation`, where there is no residual, no `reduce` and more than one value in a plane.
 
     Mean and (biased) variance are plain arrays (C,), outside the graph, and `count` is the number of values behind each:
     what running statistics are updated from. `reduce` sums a float64 array over the ranks in place: then the statistics
@@ -38,19 +40,23 @@ def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = 
         raise ShapeError(f"batch_norm: training needs more than one value for each channel, the input is {tuple(x.shape)}; "
                          "use larger micro-batches")
     statistics: list[Any] = []
-    y: Tensor = BatchNorm.apply(x, weight, bias, residual, relu=relu, eps=eps, reduce=reduce, record=statistics.extend)
+    number = _number(activation, relu)
+    apart = number > by_channel.RELU and (residual is not None or reduce is not None or prod(x.shape[2:]) < 2)
+    y: Tensor = BatchNorm.apply(x, weight, bias, residual, activation=0 if apart else number, eps=eps, reduce=reduce,
+                                record=statistics.extend)
     mean, variance, total = statistics
-    return y, mean, variance, total
+    return _activated(y, number) if apart else y, mean, variance, total
 
 
 def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *, residual: Any = None,
-                         relu: bool = False, eps: float = 1e-5) -> Tensor:
+                         relu: bool = False, eps: float = 1e-5, activation: str | None = None) -> Tensor:
     """Normalises each channel of x (N, C, ...) with given statistics (C,), which get no gradient; the rest as `batch_norm`."""
     _check_channels("batch_norm_inference", x, weight, bias, residual)
     result: Tensor = FixedNorm.apply(x, weight, bias, mean, variance, eps=eps)
     if residual is not None:
         result = result + residual
-    return activation.relu(result) if relu else result
+    number = _number(activation, relu)
+    return _activated(result, number)
 
 
 def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
@@ -67,11 +73,12 @@ class BatchNorm(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, residual: Array | None, *, relu: bool,
+    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, residual: Array | None, *, activation: int,
                 eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None] | None = None) -> Array:
         channels = _channels(x)
         if reduce is None and channels.shape[2] > 1:
-            y, mean, variance, inverse = by_channel.batch_norm(channels, weight, bias, _channels_or_none(residual), eps, relu)
+            y, mean, variance, inverse = by_channel.batch_norm(channels, weight, bias, _channels_or_none(residual), eps,
+                                                                activation)
             count: Any = channels.shape[0] * channels.shape[2]
             centre = mean.astype(x.dtype)
         else:
@@ -80,12 +87,12 @@ class BatchNorm(Function):
             y = channel_affine(channels, centre, channel_scale(inverse, weight, x.dtype), channel_shift(bias, channels))
             if residual is not None:
                 y += _channels(residual)
-            if relu:
+            if activation:
                 y = pointwise.relu(y)
         y = y.reshape(x.shape)
         again = reduce is None and residual is None and channels.shape[2] > 1      # y's sign, from x
-        ctx.save(x, weight, bias, centre, inverse, y if relu and not again else None)
-        ctx.count, ctx.reduce, ctx.relu, ctx.eps, ctx.sums = count, reduce, relu, eps, None
+        ctx.save(x, weight, bias, centre, inverse, y if activation and not again else None)
+        ctx.count, ctx.reduce, ctx.activation, ctx.eps, ctx.sums = count, reduce, activation, eps, None
         if record is not None:
             record((centre, variance.astype(x.dtype), count))
         return y
@@ -124,9 +131,9 @@ class BatchNorm(Function):
         flat, channels = _channels(grad), _channels(x)
         if ctx.reduce is None and channels.shape[2] > 1:
             dx, before, *ctx.sums = by_channel.batch_norm_gradients(flat, channels, _channels_or_none(y), centre, weight, bias,
-                                                                    inverse, ctx.relu, ctx.needs[0])
+                                                                    inverse, ctx.activation, ctx.needs[0])
             return (dx.reshape(x.shape) if dx is not None else None), before
-        if ctx.relu:
+        if ctx.activation:
             flat = pointwise.ACTIVATIONS["relu"].gradient(_channels(y), flat, None)
         plain, product = ctx.sums = channel_sums(flat, channels, centre)
         if not ctx.needs[0]:
@@ -152,10 +159,13 @@ class BatchNorm(Function):
             return scaled if bias is None else scaled + bias.reshape(-1, *(1,) * (x.ndim - 2))
 
         given = [ctx.input(i) for i in range(3)]
-        if ctx.relu and y is None:                    # nothing was added before it
+        if ctx.activation > by_channel.RELU:
+            return (*differentiate(lambda *given: _activated(normalise(*given), ctx.activation), given, [grad], ctx.needs[:3]),
+                    None)
+        if ctx.activation and y is None:              # nothing was added before it
             with no_grad():
                 y = normalise(*given).array
-        if ctx.relu:
+        if ctx.activation:
             grad = choice.where(y <= 0, grad.dtype.type(0), grad)
         return *differentiate(normalise, given, [grad], ctx.needs[:3]), grad
 
@@ -247,6 +257,24 @@ class GroupNorm(Function):
 
         return (*differentiate(normalise, [ctx.input(0), ctx.input(1)], [grad], ctx.needs[:2]),
                 composed.channel_sums(grad) if ctx.needs[2] else None)
+
+
+def _number(activation: str | None, relu: bool) -> int:
+    """The kernels' number of an activation. ArgumentError where they have none."""
+    if activation is None:
+        return by_channel.RELU if relu else 0
+    if relu or activation not in by_channel.ACTIVATIONS:
+        names = ", ".join(by_channel.ACTIVATIONS)
+        raise ArgumentError(f'batch_norm: activation is "{activation}"{" beside relu" if relu else ""}, expected {names} or '
+                            "None; apply others to the result")
+    return by_channel.ACTIVATIONS[activation]
+
+
+def _activated(y: Tensor, number: int) -> Tensor:
+    if number <= by_channel.RELU:
+        return activations.relu(y) if number else y
+    from mpitrain.ops import rectifiers  # few norms have another activation
+    return rectifiers.relu6(y) if number == by_channel.RELU6 else rectifiers.hardswish(y)
 
 
 def _channels(x: Array) -> Array:

@@ -167,7 +167,7 @@ def test_an_index_outside_is_an_error(name: str, word: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize("shape", [(3, 2, 37), (5, 70, 16), (9, 40, 49), (2, 3, 2100), (4, 2, 256)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 2, 37), (5, 70, 16), (9, 40, 49), (300, 150, 4), (2, 3, 2100), (4, 2, 256)], ids=str)
 def test_batch_norm(shape: tuple[int, ...], dtype: str) -> None:
     """Tails of vectors, more channels than are done at a time, longer runs than their sums take, and a bad first guess."""
     rng = np.random.default_rng(5)
@@ -184,9 +184,12 @@ def test_batch_norm(shape: tuple[int, ...], dtype: str) -> None:
         alike("batch_norm_gradients", grad, x, before, centre, weight, bias, inverse, relu, True)
     in_c, in_numba = KERNELS["batch_norm_gradients"].host(), KERNELS["batch_norm_gradients"].numba()
     assert in_c is not None and in_numba is not None
-    found, wanted = (version(grad, x, None, centre, weight, bias, inverse, True, True) for version in (in_numba, in_c))
-    for place in 0, 2, 3:                                    # what is gone before ReLU is undefined without y
-        np.testing.assert_array_equal(found[place], wanted[place])
+    for activation in batch_norm.ACTIVATIONS.values():
+        alike("batch_norm", x, 3 * weight, bias, None, 1e-5, activation)
+        given = grad, x, None, centre, 3 * weight, bias, inverse, activation, True
+        found, wanted = in_numba(*given), in_c(*given)
+        for place in 0, 2, 3:                                # what is gone before it is undefined without y
+            np.testing.assert_array_equal(found[place], wanted[place])
 
 
 def alike(name: str, *arguments: Any) -> Any:

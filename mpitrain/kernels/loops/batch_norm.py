@@ -22,10 +22,16 @@ from mpitrain.kernels.loops.runs import (
     add_residual,
     add_residual_relu,
     add_signed,
+    add_signed6,
+    add_signed_swish,
     normalise,
+    normalise_hardswish,
     normalise_relu,
+    normalise_relu6,
     sloped,
     sloped_signed,
+    sloped_signed6,
+    sloped_signed_swish,
 )
 
 SPAN, FEW = 1024, 16
@@ -108,8 +114,12 @@ def summed(x: Any, g: Any, y: Any, h: Any, samples: int, channels: int, size: in
                     add_plain(a, b, to, x, g, y, h, at, n, later, m, s, up)
                 elif masked == 1:
                     add_passed(a, b, to, x, g, y, h, at, n, later, m, s, up)
-                else:
+                elif masked == 2:
                     add_signed(a, b, to, x, g, y, h, at, n, later, m, s, up)
+                elif masked == 3:
+                    add_signed6(a, b, to, x, g, y, h, at, n, later, m, s, up)
+                else:
+                    add_signed_swish(a, b, to, x, g, y, h, at, n, later, m, s, up)
                 at += n
         count = inside
 
@@ -178,22 +188,26 @@ def channel_sums(grad: Any, x: Any, centre: Any, plain: Any, product: Any, sampl
 
 @register_jitable
 def normalised(x: Any, residual: Any, y: Any, samples: int, channels: int, size: int, first: int, last: int, centre: Any,
-               scale: Any, shift: Any, relu: int) -> None:
+               scale: Any, shift: Any, activation: int) -> None:
     for sample in range(samples - 1, -1, -1):
         for j in range(last - 1, first - 1, -1):
             at, later, place = (sample * channels + j) * size, behind(j, first, last, channels, size), j - first
-            if residual.size and relu:
+            if residual.size and activation:
                 add_residual_relu(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
             elif residual.size:
                 add_residual(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
-            elif relu:
+            elif activation == 1:
                 normalise_relu(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
+            elif activation == 2:
+                normalise_relu6(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
+            elif activation:
+                normalise_hardswish(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
             else:
                 normalise(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
 
 
 def batch_norm(x: Any, weight: Any, bias: Any, residual: Any, y: Any, mean: Any, variance: Any, inverse: Any, eps: float,
-               samples: int, channels: int, size: int, relu: int) -> None:
+               samples: int, channels: int, size: int, activation: int) -> None:
     a, b, all_a, all_b = rooms(x)
     step, real = together(x, samples, channels, size), x.dtype.type
     centre, scale, shift = np.zeros(step, x.dtype), np.zeros(step, x.dtype), np.zeros(step, x.dtype)
@@ -206,7 +220,7 @@ def batch_norm(x: Any, weight: Any, bias: Any, residual: Any, y: Any, mean: Any,
             centre[j - first] = mean[j]
             scale[j - first] = inverse[j] * weight[j] if weight.size else inverse[j]
             shift[j - first] = bias[j] if bias.size else real(0)
-        normalised(x, residual, y, samples, channels, size, first, last, centre, scale, shift, relu)
+        normalised(x, residual, y, samples, channels, size, first, last, centre, scale, shift, activation)
 
 
 @register_jitable
@@ -217,6 +231,10 @@ def slopes(grad: Any, x: Any, dx: Any, samples: int, channels: int, size: int, f
             at, later, k = (sample * channels + j) * size, behind(j, first, last, channels, size), j - first
             if masked == 2:
                 sloped_signed(grad, x, dx, at, size, later, centre[k], scale[k], shift[k], slope[k], constant[k])
+            elif masked == 3:
+                sloped_signed6(grad, x, dx, at, size, later, centre[k], scale[k], shift[k], slope[k], constant[k])
+            elif masked == 4:
+                sloped_signed_swish(grad, x, dx, at, size, later, centre[k], scale[k], shift[k], slope[k], constant[k])
             else:
                 sloped(grad, x, dx, at, size, later, centre[k], scale[k], shift[k], slope[k], constant[k])
 

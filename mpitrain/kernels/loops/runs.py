@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils as _cgutils
@@ -18,7 +19,8 @@ cgutils: Any = _cgutils
 
 VECTORS, BYTES = 4, 64                            # Vectors of a step, and their bytes.
 NEAR, FAR = 1024, 16384                           # Numbers from the way into the cache to their use; of a long run.
-MOMENTS, EIGHT = 3, 8
+MOMENTS, EIGHT = -1, 8
+RELU, RELU6, HARDSWISH = 1, 2, 3
 I64, I32 = ir.IntType(64), ir.IntType(32)
 
 
@@ -104,6 +106,36 @@ class Run:
         return self.builder.select(self.builder.fcmp_ordered(test, sign, ir.Constant(sign.type, None)),
                                    ir.Constant(value.type, None), value)
 
+    def real(self, value: float, kind: Any) -> Any:
+        """One number in all lanes of `kind`, rounded as NumPy rounds it."""
+        rounded = float(np.float32(value)) if self.size == 4 else value
+        return self.spread(ir.Constant(self.number, rounded), kind)
+
+    def activated(self, u: Any, activation: int) -> Any:
+        """`activated` of native/activated.h."""
+        builder, kind = self.builder, u.type
+        if not activation:
+            return u
+        v = builder.fadd(u, self.real(3, kind)) if activation == HARDSWISH else u
+        v = self.positive(v, v, "<")
+        if activation > RELU:
+            six = self.real(6, kind)
+            v = builder.select(builder.fcmp_ordered(">", v, six), six, v)
+        return builder.fmul(builder.fmul(u, v), self.real(1 / 6, kind)) if activation == HARDSWISH else v
+
+    def passed(self, u: Any, g: Any, activation: int) -> Any:
+        """`passed` of native/activated.h, of what the activation got; of ReLU, that may be what it gave."""
+        builder, kind = self.builder, u.type
+        if activation == HARDSWISH:
+            line = builder.fadd(builder.fmul(u, self.real(1 / 3, kind)), self.real(0.5, kind))
+            inside = builder.fcmp_ordered("<", u, self.real(3, kind))
+            g = builder.fmul(g, builder.select(inside, line, self.real(1, kind)))
+            return builder.select(builder.fcmp_ordered("<=", u, self.real(-3, kind)), ir.Constant(kind, None), g)
+        g = self.positive(u, g, "<=")
+        if activation == RELU6:
+            g = builder.select(builder.fcmp_ordered(">=", u, self.real(6, kind)), ir.Constant(kind, None), g)
+        return g
+
     def until(self, step: int) -> Any:
         """The numbers of the run that are in whole steps."""
         return self.builder.and_(self.n, ir.Constant(I64, -step))
@@ -169,7 +201,8 @@ class Run:
 
 def _summing(masked: int) -> Any:
     """Adds to the lanes of a and b, from number `to` of theirs on. With z = x - m, where `masked` is MOMENTS: z and z z;
-    otherwise h and h z, where h is what ReLU passes of g: all (0), what has y > 0, which goes to h (1), or z s + shift > 0 (2).
+    otherwise h and h z, where h is what passes of g: all (0), what has y > 0, which goes to h (1), or what ReLU, ReLU6 or
+    hard-swish of z s + shift pass (2, 3, 4).
     """
     @intrinsic
     def add(context: Any, a: Any, b: Any, to: Any, x: Any, g: Any, y: Any, h: Any, at: Any, n: Any, later: Any, m: Any, s: Any,
@@ -192,9 +225,9 @@ def _summing(masked: int) -> Any:
                 if masked == 1:
                     v = run.positive(run.load(py, i, kind), v, "<=")
                     run.store(v, ph, i)
-                elif masked == 2:
+                elif masked:
                     scaled = builder.fmul(z, run.spread(scale, kind))
-                    v = run.positive(builder.fadd(scaled, run.spread(constant, kind)), v, "<=")
+                    v = run.passed(builder.fadd(scaled, run.spread(constant, kind)), v, masked - 1)
                 return [v, builder.fmul(v, z)]
             run.sums(lanes, body)
             return context.get_dummy_value()
@@ -202,8 +235,8 @@ def _summing(masked: int) -> Any:
     return add
 
 
-def _normalising(residual: bool, relu: bool) -> Any:
-    """y = (x - m) s + shift, plus r where there is a residual, and ReLU of that."""
+def _normalising(residual: bool, activation: int) -> Any:
+    """y = (x - m) s + shift, plus r where there is a residual, and the activation of that."""
     @intrinsic
     def normalise(context: Any, x: Any, r: Any, y: Any, at: Any, n: Any, later: Any, m: Any, s: Any, shift: Any) -> Any:
         number, size = number_of_type(x)
@@ -219,15 +252,15 @@ def _normalising(residual: bool, relu: bool) -> Any:
                 v = builder.fadd(builder.fmul(z, run.spread(scale, kind)), run.spread(constant, kind))
                 if residual:
                     v = builder.fadd(v, run.load(pr, i, kind))
-                run.store(run.positive(v, v, "<") if relu else v, py, i)
+                run.store(run.activated(v, activation), py, i)
             run.each(body)
             return context.get_dummy_value()
         return types.none(x, r, y, types.int64, types.int64, types.int64, m, s, shift), code
     return normalise
 
 
-def _sloping(masked: bool) -> Any:
-    """dx = s h + slope (x - m) + constant, where h is g, or, `masked`, what has (x - m) s + shift > 0 of it."""
+def _sloping(activation: int) -> Any:
+    """dx = s h + slope (x - m) + constant, where h is what the activation of (x - m) s + shift passes of g."""
     @intrinsic
     def slope_of(context: Any, g: Any, x: Any, dx: Any, at: Any, n: Any, later: Any, m: Any, s: Any, shift: Any, slope: Any,
                  constant: Any) -> Any:
@@ -242,8 +275,8 @@ def _sloping(masked: bool) -> Any:
             def body(i: Any, kind: Any) -> None:
                 middle, scale, moved, steep, level = (run.spread(value, kind) for value in numbers)
                 z, h = builder.fsub(run.load(px, i, kind), middle), run.load(pg, i, kind)
-                if masked:
-                    h = run.positive(builder.fadd(builder.fmul(z, scale), moved), h, "<=")
+                if activation:
+                    h = run.passed(builder.fadd(builder.fmul(z, scale), moved), h, activation)
                 total = builder.fadd(builder.fmul(scale, h), builder.fmul(steep, z))
                 run.store(builder.fadd(total, level), to, i)
             run.each(body)
@@ -252,7 +285,8 @@ def _sloping(masked: bool) -> Any:
     return slope_of
 
 
-add_moments, add_plain, add_passed, add_signed = (_summing(masked) for masked in (MOMENTS, 0, 1, 2))
-normalise, normalise_relu, add_residual, add_residual_relu = (_normalising(residual, relu) for residual in (False, True)
-                                                              for relu in (False, True))
-sloped, sloped_signed = _sloping(False), _sloping(True)
+add_moments, add_plain, add_passed = (_summing(masked) for masked in (MOMENTS, 0, 1))
+add_signed, add_signed6, add_signed_swish = (_summing(masked) for masked in (2, 3, 4))
+normalise, normalise_relu, normalise_relu6, normalise_hardswish = (_normalising(False, activation) for activation in range(4))
+add_residual, add_residual_relu = (_normalising(True, activation) for activation in (0, RELU))
+sloped, sloped_signed, sloped_signed6, sloped_signed_swish = (_sloping(activation) for activation in range(4))
