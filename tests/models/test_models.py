@@ -11,7 +11,7 @@ from mpitrain import nn, ops
 from mpitrain.autograd import no_grad
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.models import MODELS, gpt, lenet, mlp, resnet18, resnet20, resnet32, resnet34, resnet50, resnet56
-from mpitrain.models.convolutional import Residual
+from mpitrain.models.residual import Residual
 from mpitrain.optim import SGD, AdamW, squared_norm
 
 TINY = {"layers": 2, "heads": 2, "width": 8, "block": 6, "vocabulary": 11}
@@ -25,6 +25,9 @@ SMALL = {
     "resnet34": ({"classes": 4}, (4, 3, 48, 48), 4),
     "resnet50": ({"classes": 4}, (4, 3, 48, 48), 4),
 }
+
+
+LENGTHS = {("alexnet", "widths"): "5 ", ("densenet121", "layers"): "4 ", ("lenet", "widths"): "4 "}     # of lists
 
 
 def batch(shape, seed=0):
@@ -47,11 +50,11 @@ def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
     least = 0 if key == "experts" else 1                        # a model has none unless it is asked for
     if value == least == 0:
         pytest.skip("no experts are fine")
-    settings = {"gpt": TINY, **{known: settings for known, (settings, _, _) in SMALL.items()}}[name]
+    settings = {"gpt": TINY, **{known: settings for known, (settings, _, _) in SMALL.items()}}.get(name, {})
     for wrong in ([8, value], value) if is_list else (value,):
         with pytest.raises(ConfigError) as caught:
             MODELS[name](**settings | {key: wrong})
-        count = "4 " if (name, key) == ("lenet", "widths") else ""
+        count = LENGTHS.get((name, key), "")
         what = f"a list of {count}integers" if is_list else "an integer"
         assert caught.value.message == (f"model.{key} must be {what} of at least {least}, found {json.dumps(wrong)}; "
                                         f"change model.{key}")
