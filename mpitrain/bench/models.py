@@ -112,7 +112,8 @@ def measure(name: str, how: Usual, world: World, batch: int, steps: int, precisi
     seconds, flops = statistics.median(step), 2 * TRAINING * work.forward * batch
     found = {"bench": "models", "model": name, "arguments": how.arguments, "shape": how.shape, "batch": batch,
              "precision": precision, "ranks": world.size, "parameters": run.model.count_parameters(),
-             "multiply_adds": work.forward, "fourier_transforms": work.transforms, "bytes": run.model.count_parameters() * run.storage.values.itemsize,
+             "multiply_adds": work.forward, "fourier_transforms": work.transforms,
+             "bytes": run.model.count_parameters() * run.storage.values.itemsize,
              "kept_bytes_a_sample": None if kept is None else kept // batch, "forward_seconds": statistics.median(forward),
              "step_seconds": seconds, "step_flops_a_second": flops / seconds,
              "forward_flops_a_second": 2 * work.forward * batch / statistics.median(forward), "step_joules": joules,
