@@ -15,7 +15,8 @@ compares the output, every gradient and the running statistics, in eval and in t
 off on both sides.
 
 `same_on_ranks` trains two steps on 1 rank, with recomputed blocks, on pp = 2 and on dp = 2, and the same in layout mode; losses
-are equal to 1e-5, recompute and layout mode to the bit. Batch norms see a micro-batch, so dp = 2 has those of one rank.
+are equal to 1e-5, recompute and layout mode to the bit. Batch norms see a micro-batch, so dp = 2 has those of
+one rank. With `tp`, losses on tp = 2 are compared as well; layout mode refuses that mesh.
 
 torchvision: its wheel for torch 2.13.0 (0.28.0) is made for CUDA, and its compiled operators do not load beside torch's CPU
 wheel. Its models need none of them: `torchvision()` declares the two that its import asks for. Install it with
@@ -229,7 +230,8 @@ class Tiny:
     """A tiny variant of a registered model, and samples of the shape `x`: of floats, or of token numbers below `tokens`.
 
     Targets are classes, or with `target` of that shape: floats, or token numbers below `classes` where `kind` is "tokens".
-    `layout`: whether layout mode is promised. `pp`, `dp` = False leave those out, for models that refuse them.
+    `layout`: whether layout mode is promised. `pp`, `dp` = False leave those out, for models that refuse them; `tp` is
+    for models that have a plan.
     """
 
     model: str
@@ -245,6 +247,7 @@ class Tiny:
     layout: bool = True
     pp: bool = True
     dp: bool = True
+    tp: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)       # further keys of the configuration, such as clip_norm
 
 
