@@ -87,6 +87,23 @@ def train(*, models: str | None, precision: str, steps: int) -> Measurement:
     return measure
 
 
+def models(*, models: str, batch: int, size: int | None, steps: int, precision: str) -> Measurement:
+    from mpitrain.bench.models import bench_models, known, usual
+    from mpitrain.train.machine import threads
+    names = known() if models == "all" else arguments.names(models, known(), "--models")
+    chosen = arguments.names(precision, arguments.DTYPES, "--precision")
+    for flag, number in (("--batch", batch), ("--size", 1 if size is None else size), ("--steps", steps)):
+        arguments.at_least(number, 1, flag)
+    for name in names:
+        usual(name, size)                             # refused before MPI is started
+
+    def measure(channel: Channel, world: World, report: Report) -> None:
+        pinned = threads.pin(0, as_in_training(channel))
+        bench_models(channel, world, report, models=names, batch=batch, size=size, steps=steps, precision=chosen[0],
+                     threads=pinned)
+    return measure
+
+
 def memory(*, models: str) -> Measurement:
     from mpitrain.bench.footprint import bench_memory
     from mpitrain.bench.workloads import WORKLOADS
@@ -120,4 +137,4 @@ def pipeline(*, schedules: str, micro_batches: int, chunks: int, blocks: int, wi
 # Each verb, and whether one rank alone has something to measure.
 VERBS: dict[str, tuple[Callable[..., Measurement], bool]] = {
     "allreduce": (allreduce, False), "fit": (fit, False), "exchange": (exchange, False), "train": (train, True),
-    "memory": (memory, True), "pipeline": (pipeline, False)}
+    "memory": (memory, True), "models": (models, True), "pipeline": (pipeline, False)}

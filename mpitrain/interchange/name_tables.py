@@ -1,4 +1,4 @@
-"""The tables of names that are built in: PyTorch's layers, GPT-2 of Hugging Face and of nanoGPT, ResNets of torchvision."""
+"""The tables of names that are built in: PyTorch's layers, GPT-2 of Hugging Face and of nanoGPT, ResNets for CIFAR."""
 
 from __future__ import annotations
 
@@ -146,17 +146,6 @@ class _ResNet(NameTable):
             known = ", ".join(f"{name} {list(counts)} of {n}" for (counts, n), name in self.models.items())
             raise ConfigError(f"the file has blocks {list(counted)} of {each} convolutions in its stages; the table has {known}")
         return {"name": self.models[counted, each], "classes": last[0], "channels": first[1]}
-
-
-class TorchVision(_ResNet):
-    """torchvision's ResNets, with its downsample.0 and .1 for the shortcut's convolution and norm."""
-
-    rules = ((r"conv\.", "conv1."), (r"norm\.", "bn1."), (r"stage(\d)_block(\d+)\.conv", r"layer\1.\2.conv"),
-             (r"stage(\d)_block(\d+)\.norm", r"layer\1.\2.bn"),
-             (r"stage(\d)_block(\d+)\.shortcut\.conv\.", r"layer\1.\2.downsample.0."),
-             (r"stage(\d)_block(\d+)\.shortcut\.norm\.", r"layer\1.\2.downsample.1."), (r"head\.", "fc."))
-    models = {((2, 2, 2, 2), 2): "resnet18", ((3, 4, 6, 3), 2): "resnet34", ((3, 4, 6, 3), 3): "resnet50"}
-    head = "fc"
 
 
 class Akamaster(_ResNet):

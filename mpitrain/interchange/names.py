@@ -70,9 +70,9 @@ class NameTable:
 
 
 NAMES: Registry[Callable[[], NameTable]] = Registry("table of names")
-for _name, _class in {"pytorch": "PyTorch", "gpt2": "GPT2", "nanogpt": "NanoGPT", "torchvision": "TorchVision",
-                      "akamaster": "Akamaster"}.items():
-    NAMES.register_later(_name, f"mpitrain.interchange.name_tables:{_class}")
+for _name, _place in {"pytorch": "name_tables:PyTorch", "gpt2": "name_tables:GPT2", "nanogpt": "name_tables:NanoGPT",
+                      "torchvision": "torchvision_names:TorchVision", "akamaster": "name_tables:Akamaster"}.items():
+    NAMES.register_later(_name, f"mpitrain.interchange.{_place}")
 
 
 @NAMES.register("own")

@@ -15,4 +15,7 @@ FILES = {
     "recurrent": "gru lstm",
     "series": "fcn inception_time tcn",
     "tabular": "deepfm ft_transformer",
+    "branches": "densenet121 googlenet squeezenet",
+    "plain": "alexnet lenet vgg11 vgg16",
+    "residual": "resnet101 resnet152 resnet18 resnet20 resnet32 resnet34 resnet50 resnet56 resnext50 wide_resnet50",
 }

@@ -32,13 +32,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     train.add_argument("--steps", type=int, default=20, help="how many are timed (default: %(default)s)")
     memory = verbs.add_parser("memory", help="memory of a rank, predicted and measured, for well-known models")
     memory.add_argument("--models", default="mlp,lenet,resnet20,gpt-nano", help="with commas (default: %(default)s)")
+    models = verbs.add_parser("models", help="size, work, time and energy of the models that are built in")
+    models.add_argument("--models", default="lenet,resnet20,squeezenet,resnet18",
+                        help='names with commas, or "all" (default: %(default)s)')
+    models.add_argument("--batch", type=int, default=8, help="samples (default: %(default)s)")
+    models.add_argument("--size", type=int, help="height and width of images (default: those that a model is for, mostly 224)")
+    models.add_argument("--steps", type=int, default=5, help="how many are timed (default: %(default)s)")
+    models.add_argument("--precision", default="float32", help="float32 or float64 (default: %(default)s)")
     pipeline = verbs.add_parser("pipeline", help="idle time of a pipeline's stages, one a rank: measured, simulated, by formula")
     pipeline.add_argument("--schedules", default="gpipe,1f1b,interleaved,zb_h1", help="with commas (default: %(default)s)")
     for flag, number, words in (("--micro-batches", 4, "of a step"), ("--chunks", 2, "of a stage, where interleaved"),
                                 ("--blocks", 8, "of the model, all equal"), ("--width", 256, "of a block; 4 times that inside"),
                                 ("--rows", 256, "of a micro-batch"), ("--steps", 20, "how many are timed, in turns")):
         pipeline.add_argument(flag, type=int, default=number, help=f"{words} (default: %(default)s)")
-    for verb in (allreduce, fit, exchange, train, memory, pipeline):
+    for verb in (allreduce, fit, exchange, train, memory, models, pipeline):
         verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
         verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 

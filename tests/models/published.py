@@ -24,6 +24,19 @@ CONVOLUTIONAL: dict[str, Published] = {
     "resnet18": Published({}, IMAGE, 11_689_512, 1.814),
     "resnet34": Published({}, IMAGE, 21_797_672, 3.664),
     "resnet50": Published({}, IMAGE, 25_557_032, 4.089),
+    "resnet101": Published({}, IMAGE, 44_549_160, 7.801),
+    "resnet152": Published({}, IMAGE, 60_192_808, 11.514),
+    "wide_resnet50": Published({}, IMAGE, 68_883_240, 11.398),
+    "resnext50": Published({}, IMAGE, 25_028_904, 4.23),
+    "alexnet": Published({}, IMAGE, 61_100_840, 0.714),
+    "vgg11": Published({}, IMAGE, 132_863_336, 7.609),
+    "vgg11: batch norm": Published({"norm": "batch"}, IMAGE, 132_868_840, 7.609),
+    "vgg16": Published({}, IMAGE, 138_357_544, 15.470),
+    "vgg16: batch norm": Published({"norm": "batch"}, IMAGE, 138_365_992, 15.470),
+    "densenet121": Published({}, IMAGE, 7_978_856, 2.834),
+    "squeezenet": Published({}, IMAGE, 1_235_496, 0.349),
+    "squeezenet: 1.0": Published({"version": "1.0"}, IMAGE, 1_248_424, 0.819),
+    "googlenet": Published({}, IMAGE, 6_624_904, 1.498),
 }
 
 # Efficient convolutional nets: MobileNet, ShuffleNet, MNASNet, EfficientNet.

@@ -2,15 +2,105 @@
 
 from __future__ import annotations
 
-from zoo import Tiny, images, like_torch, same_on_ranks, torchvision
+from collections.abc import Callable
+from typing import Any
 
+import pytest
+from zoo import Tiny, declared, images, like_torch, same_on_ranks, torchvision
+
+from mpitrain.errors import ConfigError
 from mpitrain.models import MODELS
 
 
-def test_resnet18_is_torchvision_s() -> None:
-    theirs = torchvision().models.resnet18(num_classes=4)
-    like_torch(MODELS["resnet18"](classes=4), theirs, images(4, 3, 48, 48), dtype="float64")
+def vgg(stages: tuple[int, ...], norm: bool, width: int, hidden: int, classes: int) -> Any:
+    """torchvision's VGG of other widths, whose linear layers it has no argument for."""
+    torch, models = declared()[0], torchvision().models.vgg
+    layers: list[Any] = []
+    for s, count in enumerate(stages):
+        layers += [width << min(s, 3)] * count + ["M"]
+    made = models.VGG(models.make_layers(layers, batch_norm=norm), num_classes=classes)
+    made.classifier[0], made.classifier[3], made.classifier[6] = (torch.nn.Linear(a, b) for a, b in (
+        (49 * 8 * width, hidden), (hidden, hidden), (hidden, classes)))
+    return made
+
+
+def of(name: str, **arguments: Any) -> Callable[[], Any]:
+    return lambda: getattr(torchvision().models, name)(**arguments)
+
+
+def densenet() -> Any:
+    return torchvision().models.DenseNet(8, (2, 3, 1, 2), 16, num_classes=4)
+
+
+CASES: dict[str, tuple[dict[str, Any], Callable[[], Any], tuple[int, ...]]] = {
+    "densenet121": ({"growth": 8, "layers": [2, 3, 1, 2], "classes": 4}, densenet, (3, 3, 64, 64)),
+    "squeezenet": ({"classes": 4}, of("squeezenet1_1", num_classes=4), (2, 3, 49, 49)),
+    "squeezenet: 1.0": ({"classes": 4, "version": "1.0"}, of("squeezenet1_0", num_classes=4), (2, 3, 61, 61)),
+    "vgg11": ({"width": 4, "hidden": 16, "classes": 5}, lambda: vgg((1, 1, 2, 2, 2), False, 4, 16, 5), (2, 3, 64, 64)),
+    "vgg16: batch norm": ({"width": 2, "hidden": 16, "classes": 5, "norm": "batch"},
+                          lambda: vgg((2, 2, 3, 3, 3), True, 2, 16, 5), (2, 3, 64, 64)),
+}
+LARGE = {
+    "resnet18": ({"classes": 4}, of("resnet18", num_classes=4), (3, 3, 64, 64)),
+    "resnet34": ({"classes": 4}, of("resnet34", num_classes=4), (3, 3, 64, 64)),
+    "resnet50": ({"classes": 4}, of("resnet50", num_classes=4), (3, 3, 64, 64)),
+    "resnet101": ({"classes": 4}, of("resnet101", num_classes=4), (3, 3, 64, 64)),
+    "resnet152": ({"classes": 4}, of("resnet152", num_classes=4), (3, 3, 64, 64)),
+    "resnext50": ({"classes": 4}, of("resnext50_32x4d", num_classes=4), (3, 3, 64, 64)),
+    "wide_resnet50": ({"classes": 4}, of("wide_resnet50_2", num_classes=4), (3, 3, 64, 64)),
+    "alexnet": ({"classes": 4}, of("alexnet", num_classes=4), (2, 3, 96, 96)),
+    "vgg11": ({"classes": 4}, of("vgg11", num_classes=4), (2, 3, 64, 64)),
+    "vgg16: batch norm": ({"classes": 4, "norm": "batch"}, of("vgg16_bn", num_classes=4), (2, 3, 64, 64)),
+    "googlenet": ({"classes": 4}, of("googlenet", num_classes=4, aux_logits=False, init_weights=False), (3, 3, 64, 64)),
+    "densenet121": ({"classes": 4}, of("densenet121", num_classes=4), (3, 3, 64, 64)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_net_is_torchvision_s(name: str) -> None:
+    arguments, theirs, shape = CASES[name]
+    dtype = "float64" if "batch norm" in name else "float32"      # A bias before a norm has a gradient of rounding errors.
+    like_torch(MODELS[name.partition(":")[0]](**arguments), theirs(), images(*shape), dtype=dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LARGE)
+def test_a_net_of_full_width_is_torchvision_s(name: str) -> None:
+    """The output in float32, where a ReLU near 0 that falls to the other side shows in a gradient; all else in float64."""
+    arguments, theirs, shape = LARGE[name]
+    make = MODELS[name.partition(":")[0]]
+    like_torch(make(**arguments), theirs(), images(*shape), modes=("eval",), gradients=0.1)
+    like_torch(make(**arguments), theirs(), images(*shape), dtype="float64")
+
+
+TINY = (Tiny("vgg11", {"classes": 4, "width": 2, "hidden": 8}, (3, 32, 32), tp=True),
+        Tiny("densenet121", {"classes": 4, "growth": 4, "layers": [1, 2, 1, 1]}, (3, 32, 32), tp=True))
+MORE = (Tiny("lenet", {"size": 12, "classes": 4}, (1, 12, 12)),
+        Tiny("resnet20", {"classes": 4}, (3, 8, 8)),
+        Tiny("resnet18", {"classes": 4, "width": 4}, (3, 32, 32)),
+        Tiny("resnet50", {"classes": 4, "width": 4}, (3, 32, 32), lr=0.001, tp=True),
+        Tiny("resnext50", {"classes": 4, "width": 4, "groups": 2, "group_width": 2}, (3, 32, 32), lr=0.001),
+        Tiny("wide_resnet50", {"classes": 4, "width": 4}, (3, 32, 32), lr=0.001),
+        Tiny("vgg16", {"classes": 4, "width": 2, "hidden": 8, "norm": "batch", "dropout": 0.0}, (3, 32, 32), tp=True),
+        Tiny("squeezenet", {"classes": 4, "width": 4}, (3, 33, 33)),
+        Tiny("alexnet", {"classes": 4, "widths": [2, 4, 4, 4, 4], "hidden": 8}, (3, 63, 63), tp=True),
+        Tiny("googlenet", {"classes": 4, "width": 4}, (3, 32, 32)))
 
 
 def test_they_are_the_same_on_ranks() -> None:
-    same_on_ranks(Tiny("resnet20", {"classes": 4}, (3, 8, 8)), Tiny("lenet", {"size": 12, "classes": 4}, (1, 12, 12)))
+    same_on_ranks(*TINY)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_others_are_the_same_on_ranks() -> None:
+    same_on_ranks(*MORE, timeout=500)
+
+
+def test_what_does_not_fit_is_named() -> None:
+    with pytest.raises(ConfigError, match=r'model.version must be "1.0" or "1.1", found "1.2"'):
+        MODELS["squeezenet"](version="1.2")
+    with pytest.raises(ConfigError, match='unknown norm "layer"'):
+        MODELS["vgg16"](norm="layer")
+    with pytest.raises(ConfigError, match="model.layers must be a list of 4 integers"):
+        MODELS["densenet121"](layers=[1, 2])

@@ -20,7 +20,7 @@ from mpitrain import models, nn, optim
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.backend import native, random
 from mpitrain.kernels import KERNELS, Kernel, linear, product
-from mpitrain.models.convolutional import _cifar_resnet
+from mpitrain.models.residual import _cifar_resnet
 
 for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
     importlib.import_module(f"mpitrain.kernels.{module.name}")

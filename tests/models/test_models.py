@@ -13,7 +13,7 @@ from mpitrain import nn, ops
 from mpitrain.autograd import no_grad
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.models import MODELS, gpt, lenet, mlp, resnet18, resnet20, resnet32, resnet34, resnet50, resnet56
-from mpitrain.models.convolutional import Residual
+from mpitrain.models.residual import Residual
 from mpitrain.optim import SGD, AdamW, squared_norm
 
 TINY = {"layers": 2, "heads": 2, "width": 8, "block": 6, "vocabulary": 11}
@@ -40,6 +40,9 @@ OTHERS = {
 }
 LEAST = {("gpt", "experts"): 0, ("inception_time", "bottleneck"): 0, ("inception_time", "kernel"): 4,
          ("ft_transformer", "numeric"): 0}
+
+
+LENGTHS = {("alexnet", "widths"): "5 ", ("densenet121", "layers"): "4 ", ("lenet", "widths"): "4 "}     # of lists
 
 
 def batch(shape, seed=0):
@@ -72,6 +75,20 @@ def test_every_size_is_an_integer_of_at_least_one(name, key, is_list):
             what = r"a list of (\d+ )?integers" if is_list else "an integer"
             assert re.fullmatch(rf"model\.{key} must be {what} of at least {least}, found {re.escape(json.dumps(wrong))}; "
                                 rf"change model\.{key}", caught.value.message)
+@pytest.mark.parametrize("value", [0, -3, 1.5, True, "abc"])
+def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
+    least = 0 if key == "experts" else 1                        # a model has none unless it is asked for
+    if value == least == 0:
+        pytest.skip("no experts are fine")
+    settings = {"gpt": TINY, **{known: settings for known, (settings, _, _) in SMALL.items()}}.get(name, {})
+    for wrong in ([8, value], value) if is_list else (value,):
+        with pytest.raises(ConfigError) as caught:
+            MODELS[name](**settings | {key: wrong})
+        count = LENGTHS.get((name, key), "")
+        what = f"a list of {count}integers" if is_list else "an integer"
+        assert caught.value.message == (f"model.{key} must be {what} of at least {least}, found {json.dumps(wrong)}; "
+                                        f"change model.{key}")
+    MODELS[name](**settings)
 
 
 def test_each_expert_of_gpt_has_the_sizes_of_the_mlp_it_stands_for():

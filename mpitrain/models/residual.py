@@ -1,4 +1,7 @@
-"""Convolutional nets: LeNet-5 and residual nets."""
+"""Residual nets: ResNets for small images and for large ones, ResNeXt and wide ResNets.
+
+Their input is (B, C, H, W). A net for large images halves it five times, so H and W of 32 leave one place.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +10,14 @@ from typing import Any
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
-from mpitrain.errors import ShapeError
 from mpitrain.models.registry import require_list_of_sizes, require_sizes
 from mpitrain.nn import AdaptiveAvgPool2d, Conv2d, Flatten, Linear, MaxPool2d, Module, Sequential, init
 from mpitrain.nn.basic import Check
 from mpitrain.nn.norm import NORMS
 
-LENET = (6, 16, 120, 84)
 HE = init.kaiming_normal(fan="out")
 BOTTLENECK_PLAN = {"stage*.conv2": "column", "stage*.norm2": "channels", "stage*.conv3": "row"}
 RESIDUAL_PLAN = {"stage*.conv1": "column", "stage*.norm1": "channels", "stage*.conv2": "row"}
-
-
-def lenet(classes: int = 10, channels: int = 1, size: int = 28, widths: Sequence[int] = LENET) -> Sequential:
-    """LeNet-5 (LeCun et al. 1998) with ReLU and max-pooling, for images of `size` x `size`.
-
-    The first convolution pads by 2, so that 28 x 28 images give the paper's 16 maps of 5 x 5. `widths` are
-    the outputs of its layers but the last.
-    """
-    require_sizes(classes=classes, channels=channels, size=size)
-    require_list_of_sizes("widths", widths, len(LENET))
-    first, second, third, fourth = widths
-    side = (size // 2 - 4) // 2
-    if side < 1:
-        raise ShapeError(f"lenet needs images of at least 12x12, not {size}x{size}")
-    model = Sequential(
-        ("input", Check("lenet", (None, channels, size, size), "set model.channels and model.size")),
-        ("conv1", Conv2d(channels, first, 5, padding=2)), ("pool1", MaxPool2d(2, activation="relu")),
-        ("conv2", Conv2d(first, second, 5)), ("pool2", MaxPool2d(2, activation="relu")),
-        ("flatten", Flatten()),
-        ("linear1", Linear(second * side * side, third, activation="relu")),
-        ("linear2", Linear(third, fourth, activation="relu")),
-        ("head", Linear(fourth, classes)))
-    model.plan = {"conv1": "column", "conv2": "row", "linear1": "column", "linear2": "row"}
-    model.size_keys = {"widths": ("conv1", "conv2", "linear1", "linear2")}
-    return model
 
 
 class Residual(Module):
@@ -79,20 +55,21 @@ class Residual(Module):
 
 
 class Bottleneck(Module):
-    """As `Residual`, of three convolutions: 1 x 1 to `width` channels, 3 x 3 with the stride, 1 x 1 to four times as many.
+    """As `Residual`, of three convolutions: 1 x 1 to `inner` channels, 3 x 3 with the stride, 1 x 1 to `outputs`.
 
-    The stride stands in the middle, as torchvision has it (Goyal et al. 2017), and the shortcut is option B.
+    The stride stands in the middle, as torchvision has it (Goyal et al. 2017), and the shortcut is option B. The middle one may
+    have `groups` (ResNeXt: Xie et al. 2017).
     """
 
     chains = ("conv2", "norm2", "conv3"),
 
-    def __init__(self, inputs: int, width: int, stride: int, norm: str):
-        make, outputs = NORMS.resolve(norm), 4 * width
-        self.conv1 = Conv2d(inputs, width, 1, bias=False, weight_init=HE)
-        self.norm1 = make(width, activation="relu")
-        self.conv2 = Conv2d(width, width, 3, stride=stride, padding=1, bias=False, weight_init=HE)
-        self.norm2 = make(width, activation="relu")
-        self.conv3 = Conv2d(width, outputs, 1, bias=False, weight_init=HE)
+    def __init__(self, inputs: int, outputs: int, inner: int, stride: int, norm: str, groups: int = 1):
+        make = NORMS.resolve(norm)
+        self.conv1 = Conv2d(inputs, inner, 1, bias=False, weight_init=HE)
+        self.norm1 = make(inner, activation="relu")
+        self.conv2 = Conv2d(inner, inner, 3, stride=stride, padding=1, groups=groups, bias=False, weight_init=HE)
+        self.norm2 = make(inner, activation="relu")
+        self.conv3 = Conv2d(inner, outputs, 1, bias=False, weight_init=HE)
         self.norm3 = make(outputs, activation="relu")
         self.shortcut: Sequential | None = None
         if stride != 1 or inputs != outputs:
@@ -154,46 +131,80 @@ def resnet56(classes: int = 10, channels: int = 3, norm: str = "batch", inner: S
 
 
 def _imagenet_resnet(name: str, blocks: tuple[int, ...], classes: int, channels: int, norm: str,
-                     inner: Sequence[int] | None) -> Sequential:
+                     inner: Sequence[int] | None, width: int) -> Sequential:
     """A stem that makes images four times smaller, and four stages of blocks (He et al. 2016a, table 1)."""
-    require_sizes(classes=classes, channels=channels)
-    stages = _stages(blocks, (64, 128, 256, 512), inner, norm, project=True)
-    model = _with_stem(name, stages, 512, classes, channels, norm)
+    require_sizes(classes=classes, channels=channels, width=width)
+    stages = _stages(blocks, (width, 2 * width, 4 * width, 8 * width), inner, norm, project=True)
+    model = _with_stem(name, stages, (channels, width, 8 * width), classes, norm)
     model.plan, model.size_keys = RESIDUAL_PLAN, {"inner": [f"{name}.conv1" for name, _ in stages]}
     return model
 
 
-def _with_stem(name: str, stages: list[tuple[str, Module]], width: int, classes: int, channels: int, norm: str) -> Sequential:
+def _with_stem(name: str, stages: list[tuple[str, Module]], widths: tuple[int, int, int], classes: int, norm: str) -> Sequential:
+    """`widths` are the channels of the images, of the stem's result and of the last stage's."""
     return Sequential(
-        ("input", Check(name, (None, channels, None, None), "set model.channels")),
-        ("conv", Conv2d(channels, 64, 7, stride=2, padding=3, bias=False, weight_init=HE)),
-        ("norm", NORMS.resolve(norm)(64, activation="relu")), ("pool0", MaxPool2d(3, stride=2, padding=1)),
+        ("input", Check(name, (None, widths[0], None, None), "set model.channels")),
+        ("conv", Conv2d(widths[0], widths[1], 7, stride=2, padding=3, bias=False, weight_init=HE)),
+        ("norm", NORMS.resolve(norm)(widths[1], activation="relu")), ("pool0", MaxPool2d(3, stride=2, padding=1)),
         *stages,
-        ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(width, classes)))
+        ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("head", Linear(widths[2], classes)))
 
 
-def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
+def resnet18(classes: int = 1000, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None,
+             width: int = 64) -> Sequential:
     """18 layers for images of about 224 x 224; torchvision's of that name, which `import --names torchvision` takes over.
 
-    `inner`: see `resnet20`.
+    `inner`: see `resnet20`. `width` are the channels of the first stage, which each further one doubles.
     """
-    return _imagenet_resnet("resnet18", (2, 2, 2, 2), classes, channels, norm, inner)
+    return _imagenet_resnet("resnet18", (2, 2, 2, 2), classes, channels, norm, inner, width)
 
 
-def resnet34(classes: int = 1000, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None) -> Sequential:
+def resnet34(classes: int = 1000, channels: int = 3, norm: str = "batch", inner: Sequence[int] | None = None,
+             width: int = 64) -> Sequential:
     """34 layers; see `resnet18`."""
-    return _imagenet_resnet("resnet34", (3, 4, 6, 3), classes, channels, norm, inner)
+    return _imagenet_resnet("resnet34", (3, 4, 6, 3), classes, channels, norm, inner, width)
 
 
-def resnet50(classes: int = 1000, channels: int = 3, norm: str = "batch") -> Sequential:
-    """50 layers in blocks of three; see `resnet18`."""
-    require_sizes(classes=classes, channels=channels)
+def _bottleneck_net(name: str, blocks: tuple[int, ...], classes: int, channels: int, norm: str, width: int, inner: int,
+                    groups: int = 1) -> Sequential:
+    """Blocks of three convolutions; `inner` channels inside of the first stage's, which each further stage doubles."""
+    require_sizes(classes=classes, channels=channels, width=width)
     stages: list[tuple[str, Module]] = []
-    inputs = 64
-    for s, (count, width) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
+    inputs = width
+    for s, count in enumerate(blocks):
         for b in range(count):
-            stages.append((f"stage{s + 1}_block{b}", Bottleneck(inputs, width, 2 if s and not b else 1, norm)))
-            inputs = 4 * width
-    model = _with_stem("resnet50", stages, inputs, classes, channels, norm)
-    model.plan = BOTTLENECK_PLAN
+            block = Bottleneck(inputs, 4 * width << s, inner << s, 2 if s and not b else 1, norm, groups)
+            stages.append((f"stage{s + 1}_block{b}", block))
+            inputs = 4 * width << s
+    model = _with_stem(name, stages, (channels, width, inputs), classes, norm)
+    if groups == 1:
+        model.plan = BOTTLENECK_PLAN                  # A grouped convolution is not cut.
     return model
+
+
+def resnet50(classes: int = 1000, channels: int = 3, norm: str = "batch", width: int = 64) -> Sequential:
+    """50 layers in blocks of three; see `resnet18`."""
+    return _bottleneck_net("resnet50", (3, 4, 6, 3), classes, channels, norm, width, width)
+
+
+def resnet101(classes: int = 1000, channels: int = 3, norm: str = "batch", width: int = 64) -> Sequential:
+    """101 layers in blocks of three; see `resnet18`."""
+    return _bottleneck_net("resnet101", (3, 4, 23, 3), classes, channels, norm, width, width)
+
+
+def resnet152(classes: int = 1000, channels: int = 3, norm: str = "batch", width: int = 64) -> Sequential:
+    """152 layers in blocks of three; see `resnet18`."""
+    return _bottleneck_net("resnet152", (3, 8, 36, 3), classes, channels, norm, width, width)
+
+
+def wide_resnet50(classes: int = 1000, channels: int = 3, norm: str = "batch", width: int = 64, widening: int = 2) -> Sequential:
+    """ResNet-50 with `widening` times the channels inside of its blocks (Zagoruyko and Komodakis 2016)."""
+    require_sizes(width=width, widening=widening)
+    return _bottleneck_net("wide_resnet50", (3, 4, 6, 3), classes, channels, norm, width, width * widening)
+
+
+def resnext50(classes: int = 1000, channels: int = 3, norm: str = "batch", width: int = 64, groups: int = 32,
+              group_width: int = 4) -> Sequential:
+    """ResNeXt-50, 32 x 4d (Xie et al. 2017): `groups` of `group_width` channels in the first stage's 3 x 3 convolutions."""
+    require_sizes(groups=groups, group_width=group_width)
+    return _bottleneck_net("resnext50", (3, 4, 6, 3), classes, channels, norm, width, groups * group_width, groups)

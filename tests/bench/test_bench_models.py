@@ -1,0 +1,79 @@
+"""`mpitrain bench models`: what it writes of a model, and joules from counters that may not be there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from launch import mpirun
+
+from mpitrain.bench.energy import Energy
+from mpitrain.bench.models import USUAL, known, usual
+from mpitrain.errors import UsageError
+from mpitrain.models import MODELS
+
+
+def test_each_model_is_one_object_and_one_line(tmp_path: Path) -> None:
+    result = mpirun(1, "-m", "mpitrain", "bench", "models", "--models", "lenet,resnet20", "--size", "16", "--batch", "2",
+                    "--steps", "2", "--json", "r.json", cwd=tmp_path, env={"OMP_NUM_THREADS": "1"})
+    assert result.rc == 0 and result.error_lines == [], result.err
+    lenet, resnet = (json.loads(line) for line in (tmp_path / "r.json").read_text().splitlines())
+    products = 16 * 16 * 25 * 6 + 4 * 4 * 25 * 6 * 16 + 2 * 2 * 16 * 120 + 120 * 84 + 84 * 10
+    assert (lenet["model"], lenet["shape"], lenet["multiply_adds"]) == ("lenet", [1, 16, 16], products)
+    assert lenet["parameters"] * 4 == lenet["bytes"] and resnet["parameters"] == 269_722
+    for found in (lenet, resnet):
+        assert found["forward_seconds"] > 0
+        assert 0 < found["step_seconds_low"] <= found["step_seconds"] <= found["step_seconds_high"]
+        assert found["step_flops_a_second"] == pytest.approx(6 * found["multiply_adds"] * 2 / found["step_seconds"])
+        assert found["kept_bytes_a_sample"] is None or found["kept_bytes_a_sample"] > 4 * 256
+        assert found["step_joules"] is None or found["step_joules"] >= 0
+    lines = result.out.splitlines()
+    assert len(lines) == 6 and lines[2].startswith("joules are ")
+    assert lines[4].startswith("lenet ") and lines[5].startswith("resnet20 ")
+
+
+def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
+    for words, said in ((("--models", "resnet19"), '--models knows no "resnet19"'),
+                        (("--models", "mlp", "--size", "24"), "--size is of images, and mlp takes samples of shape (784,)"),
+                        (("--batch", "0"), "--batch must be at least 1, found 0"),
+                        (("--precision", "float16"), '--precision knows no "float16"')):
+        result = mpirun(1, "-m", "mpitrain", "bench", "models", *words, cwd=tmp_path)
+        assert result.rc == 64 and said in result.error_lines[0] and len(result.error_lines) == 1, result.err
+
+
+def test_models_with_defaults_are_known_and_take_images_unless_said_otherwise() -> None:
+    assert {"lenet", "resnet18", "vgg16", "mlp", "gpt"} <= set(known()) <= set(MODELS) and set(USUAL) <= set(MODELS)
+    assert usual("resnet18", None).shape == (3, 224, 224) and usual("resnet18", 64).shape == (3, 64, 64)
+    assert usual("lenet", 20).arguments == {"size": 20}
+    with pytest.raises(UsageError, match="leave --size out"):
+        usual("gpt", 32)
+
+
+def package(folder: Path, number: int, joules: float, largest: int = 10**9) -> Path:
+    made = folder / f"intel-rapl:{number}"
+    made.mkdir(exist_ok=True)
+    (made / "max_energy_range_uj").write_text(f"{largest}\n")
+    (made / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
+    return made
+
+
+def test_joules_are_those_of_all_packages_since_the_last_call(tmp_path: Path) -> None:
+    package(tmp_path, 0, 1.0)
+    package(tmp_path, 1, 999.0)
+    (tmp_path / "intel-rapl:0:0").mkdir()                       # the cores of a package are in its own count
+    energy = Energy(tmp_path)
+    assert energy.why == ""
+    package(tmp_path, 0, 3.5)
+    package(tmp_path, 1, 0.5)                                   # its counter began anew
+    assert energy.joules() == pytest.approx(2.5 + 1.5, abs=1e-5)
+    assert energy.joules() == 0.0
+
+
+def test_where_nobody_counts_it_is_said_why(tmp_path: Path) -> None:
+    none = Energy(tmp_path / "missing")
+    assert none.joules() is None and none.why == f"{tmp_path / 'missing'} cannot be read: No such file or directory"
+    assert Energy(tmp_path).why == f"{tmp_path} has no counter of a processor package"
+    (package(tmp_path, 0, 1.0) / "energy_uj").unlink()          # as good as one that root alone may read
+    spoiled = Energy(tmp_path)
+    assert spoiled.joules() is None and "cannot be read" in spoiled.why
