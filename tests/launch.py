@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -182,6 +183,13 @@ def is_mpich() -> bool:
     """Whether that mpirun is MPICH's own, not Intel's."""
     said = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, env=clean_environment()).stdout
     return "HYDRA" in said
+
+
+@functools.cache
+def may_end_with_0() -> bool:
+    """Whether that mpirun is MPICH 4.1's: 0 was the end of 8 in 156 jobs whose ranks ended without its abort; of 4.3.2's none."""
+    said = subprocess.run([find_mpirun(), "--version"], capture_output=True, text=True, env=clean_environment()).stdout
+    return re.search(r"Version:\s+4\.1\.", said) is not None
 
 
 @functools.cache

@@ -168,7 +168,7 @@ def keep_going(job: Supervised, restarts: int, signals: Signals) -> int:
         signals.wait_until(partial(written_down, job, told))           # the last of its ranks lets go of the folder
         step = newest(folder)
         if code == 0 and folder.about().get("status") == "running":
-            code = 75                                         # Open MPI's mpirun with ULFM says 0 even if it has lost all ranks
+            code = 75                                         # said by Open MPI's mpirun with ULFM, and at times by MPICH 4.1's
         if signals.ends:
             kept = f"the checkpoint of step {step} stands" if step >= 0 else "it has no checkpoint"
             say(f"the job was ended, with {code}; {kept}")
