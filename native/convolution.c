@@ -9,6 +9,7 @@
    which way each goes (convolution_choice.h):
 
        convolution.h         forward and adjoint of any shape; views.h says what is packed
+       side_by_side.h        the same for 1 x 1 kernels and small images
        winograd.h            the same for 3 x 3 kernels of stride 1 and 16 channels or more
        dense_gradient.h      the kernel's gradient with vectors over outputs
        position_gradient.h   the same with vectors over positions, for few outputs
@@ -32,6 +33,7 @@
 #include "turn.h"
 #include "images.h"
 #include "convolution.h"
+#include "side_by_side.h"
 #include "winograd.h"
 #include "channel_sums.h"
 #include "position_gradient.h"

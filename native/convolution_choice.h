@@ -21,6 +21,8 @@ static int NAME(forward_in)(Memory *m, const T *x, const T *weight, const T *bia
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw;
     if (NAME(suits_depthwise)(g))
         return (NAME(is_small)(g) ? NAME(small_forward) : NAME(depthwise_forward))(m, x, weight, bias, y, g);
+    i64 row = NAME(images_of_row)(g);
+    if (row) return NAME(side_by_side)(m, x, g->c, weight, g->c, 1, bias, y, g->o, g->n, g->h * g->w, row);
     Room room = views_room(m, area, g->sh);
     Views s = forward_views(g, &room, LANES, PACKED_BYTES / sizeof(T));
     char *spoilt = NULL;
@@ -50,6 +52,8 @@ static int NAME(adjoint_in)(Memory *m, const T *y, const T *weight, const T *bia
     i64 channels = g->c / g->groups, outputs = g->o / g->groups, area = g->kh * g->kw, phases = g->sh * g->sw;
     if (NAME(suits_depthwise)(g))
         return (NAME(is_small)(g) ? NAME(small_adjoint) : NAME(depthwise_adjoint))(m, y, weight, bias, x, g);
+    i64 row = NAME(images_of_row)(g);
+    if (row) return NAME(side_by_side)(m, y, g->o, weight, 1, g->c, bias, x, g->c, g->n, g->h * g->w, row);
     NAME(Product) *product = borrow(m, phases * sizeof *product);
     Views *s = borrow(m, phases * sizeof *s);
     if (!product || !s) return 1;

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.kernels.batch_norm import batch_norm, batch_norm_gradients, channel_moments, channel_sums
+from mpitrain.errors import ShapeError
+from mpitrain.kernels.batch_norm import ACTIVATIONS, RELU, batch_norm, batch_norm_gradients, channel_moments, channel_sums
 
 RTOL = {"float32": 2e-6, "float64": 1e-14}
-SHAPES = [(3, 4, 37), (2, 1, 5001), (5, 70, 16), (2, 3, 90_000), (1, 2, 64)]      # tails, long runs, groups of channels
+SHAPES = [(3, 4, 37), (2, 1, 5001), (5, 70, 16), (2, 3, 90_000), (1, 2, 64), (300, 150, 4)]      # tails, long runs, groups
 
 
 def data(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
@@ -80,3 +81,28 @@ def test_what_is_not_a_number_reaches_its_own_channel_only() -> None:
     y, mean, _, inverse = batch_norm(x, None, None, None, 1e-5, True)
     assert np.isnan(y[:, 2]).all() and np.isnan([mean[2], inverse[2]]).all()
     assert np.isfinite(np.delete(y, 2, axis=1)).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(3, 4, 37), (70, 130, 4), (2, 3, 300)], ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
+def test_activations_are_those_of_the_expressions(shape: tuple[int, ...], dtype: str, activation: int) -> None:
+    """Numbers beyond 3 and 6 among them; a number at a bound itself may be on either side after rounding."""
+    x, grad, weight, bias = data(shape, dtype), data(shape, dtype, 1), 4 * data(shape[1:2], dtype, 2), 3 * data(shape[1:2], dtype, 3)
+    found, wanted = (run(x, weight, bias, None, 1e-5, activation) for run in (batch_norm, batch_norm.reference))
+    np.testing.assert_allclose(found[0], wanted[0], rtol=20 * RTOL[dtype], atol=20 * RTOL[dtype])
+    assert activation == RELU or (found[0] == 6).any() or found[0].max() > 6
+    given = x, None, wanted[1].astype(dtype), weight, bias, wanted[3], activation, True
+    dx, _, plain, product = batch_norm_gradients(grad, *given)
+    exact_dx, _, exact_plain, exact_product = batch_norm_gradients.reference(grad, *given)
+    close = {"rtol": 20 * RTOL[dtype], "atol": 20 * RTOL[dtype] * np.sqrt(x.size // shape[1])}
+    for one, other in ((dx, exact_dx), (plain, exact_plain), (product, exact_product)):
+        np.testing.assert_allclose(one, other, **close)
+
+
+def test_only_relu_comes_after_a_residual() -> None:
+    x, channel = data((2, 3, 5), "float32"), np.ones(3, np.float32)
+    with pytest.raises(ShapeError, match="ReLU alone comes after a residual"):
+        batch_norm(x, channel, channel, x, 1e-5, ACTIVATIONS["relu6"])
+    with pytest.raises(ShapeError, match="what ReLU alone gave"):
+        batch_norm_gradients(x, x, x, channel, channel, channel, np.ones(3), ACTIVATIONS["hardswish"], True)

@@ -41,6 +41,15 @@ CONVOLUTIONAL: dict[str, Published] = {
 
 # Efficient convolutional nets: MobileNet, ShuffleNet, MNASNet, EfficientNet.
 EFFICIENT: dict[str, Published] = {
+    "mobilenet_v2": Published({}, IMAGE, 3_504_872, 0.301),
+    "mobilenet_v3_small": Published({}, IMAGE, 2_542_856, 0.057),
+    "mobilenet_v3_large": Published({}, IMAGE, 5_483_032, 0.217),
+    "shufflenet_v2": Published({}, IMAGE, 2_278_604, 0.145),
+    "shufflenet_v2: x0.5": Published({"width": 0.5}, IMAGE, 1_366_792, 0.04),
+    "mnasnet": Published({}, IMAGE, 4_383_312, 0.314),
+    "mnasnet: x0.5": Published({"width": 0.5}, IMAGE, 2_218_512, 0.104),
+    "efficientnet_b0": Published({}, IMAGE, 5_288_548, 0.386),
+    "efficientnet_b0: B2": Published({"width": 1.1, "depth": 1.2}, IMAGE, 9_109_994, None),
 }
 
 # ConvNeXt, ViT, Swin, U-Net.
@@ -49,6 +58,7 @@ VISION: dict[str, Published] = {
     "vit_s_16": Published({}, IMAGE, 22_050_664, source="DeiT (Touvron et al. 2021), its code"),
     "vit_b_16": Published({}, IMAGE, 86_567_656, 17.564),
     "swin_t": Published({}, IMAGE, 28_288_354, 4.491),
+    "convnext_tiny": Published({}, IMAGE, 28_589_128, 4.456),
 }
 
 # GPT-2, BERT, DistilBERT, T5, Llama.

@@ -45,6 +45,9 @@ LEAST = {("gpt", "experts"): 0, ("inception_time", "bottleneck"): 0, ("inception
 LENGTHS = {("alexnet", "widths"): "5 ", ("densenet121", "layers"): "4 ", ("lenet", "widths"): "4 "}     # of lists
 
 
+FOURS = {("lenet", "widths"), ("convnext_tiny", "widths"), ("convnext_tiny", "blocks")}       # lists of four
+
+
 def batch(shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -85,6 +88,7 @@ def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
         with pytest.raises(ConfigError) as caught:
             MODELS[name](**settings | {key: wrong})
         count = LENGTHS.get((name, key), "")
+        count = "4 " if (name, key) in FOURS else ""
         what = f"a list of {count}integers" if is_list else "an integer"
         assert caught.value.message == (f"model.{key} must be {what} of at least {least}, found {json.dumps(wrong)}; "
                                         f"change model.{key}")

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from mpitrain import nn, ops, optim
+from mpitrain import autograd, nn, ops, optim
 from mpitrain.autograd import Tensor, gradcheck, no_grad, recompute
-from mpitrain.errors import ConfigError, ShapeError
+from mpitrain.errors import ArgumentError, ConfigError, ShapeError
 from mpitrain.nn.across import Across
 
 CLOSE = {"rtol": 0, "atol": 1e-12}
@@ -184,3 +184,41 @@ def test_one_value_a_channel_and_wrong_shapes_are_refused():
         made()(np.ones((2, 4, 5, 5)))
     with pytest.raises(ConfigError, match=r"momentum of batch norm lies in \(0, 1\], not 0"):
         nn.BatchNorm2d(3, momentum=0)
+
+
+@pytest.mark.parametrize("name", ["relu", "relu6", "hardswish", "leaky_relu", None])
+@pytest.mark.parametrize("shape", [(8, 5, 3, 3), (4, 3, 9, 9), (6, 4, 1, 1)], ids=str)
+def test_an_activation_after_it_is_pytorch_s(name, shape):
+    """In eval, in training, with a residual; first and second derivatives."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x, around, grad = (3 * rng.normal(size=shape) for _ in range(3))
+    after = getattr(torch.nn.functional, name) if name else lambda y: y
+    layer = nn.BatchNorm2d(shape[1], activation=name)
+    layer.initialize(dtype="float64")
+    layer.weight.array[...], layer.bias.array[...] = 4 * rng.normal(size=(2, shape[1]))
+    known = {"weight": torch.tensor(layer.weight.array.copy()), "bias": torch.tensor(layer.bias.array.copy())}
+    for training in (True, False):
+        for residual in (None, around):
+            layer.train(training)
+            mean, var = (None, None) if training else (torch.zeros(shape[1]).double(), torch.ones(shape[1]).double())
+            layer.running_mean.array[...], layer.running_var.array[...] = 0, 1
+            ours, theirs = Tensor(x, requires_grad=True), torch.tensor(x, requires_grad=True)
+            normal = torch.nn.functional.batch_norm(theirs, mean, var, **known, training=training)
+            wanted = after(normal if residual is None else normal + torch.tensor(residual))
+            found = layer(ours, residual)
+            np.testing.assert_allclose(found.array, wanted.detach().numpy(), rtol=1e-9, atol=1e-9)
+            (slope,) = autograd.grad((found * grad).sum(), [ours], create_graph=True)
+            (steep,) = torch.autograd.grad((wanted * torch.tensor(grad)).sum(), [theirs], create_graph=True)
+            np.testing.assert_allclose(slope.array, steep.detach().numpy(), rtol=1e-8, atol=1e-8)
+            if training:
+                (slope * slope).sum().backward()
+                (steep * steep).sum().backward()
+                np.testing.assert_allclose(ours.grad, theirs.grad.numpy(), rtol=1e-7, atol=1e-6)
+
+
+def test_an_activation_that_is_not_known_is_named():
+    with pytest.raises(ConfigError, match='unknown activation "relu7"'):
+        nn.BatchNorm2d(3, activation="relu7")
+    with pytest.raises(ArgumentError, match='activation is "silu", expected relu, relu6, hardswish or None'):
+        ops.batch_norm(np.ones((2, 3, 4)), activation="silu")
