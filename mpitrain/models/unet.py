@@ -4,12 +4,13 @@
     level 2      pool, conv -----------> join, conv, up                         x has C_2 channels on H/2 x W/2
     level 3         pool, conv, up ......                                       ...
 
-Blocks pass one tensor on, since a pipeline may cut between any two: what is on its way around travels beside x as further
-channels. (N, C, H, W) has the numbers of (N, 4 C, H/2, W/2), so that is a change of shape, and a copy for each block.
+Blocks pass x on and what is on its way around, the nearest level's first: a tuple. Where a pipeline cuts, it travels as one
+tensor, as further channels of x: (N, C, H, W) has the numbers of (N, 4 C, H/2, W/2): a change of shape, and one copy.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mpitrain import nn, ops
@@ -41,22 +42,38 @@ class Images(nn.Module):
         return x
 
 
+def join(state: tuple[Tensor, ...]) -> Tensor:
+    """What blocks pass on, as one tensor (N, ..., H, W), of H and W of x."""
+    n, _, height, width = state[0].shape
+    return ops.concatenate([state[0], *(ops.reshape(y, n, -1, height, width) for y in state[1:])], 1)
+
+
 class Level(nn.Module):
     """Two convolutions, each with a norm and ReLU; what both ways through a level have in common.
 
-    `carried` are the channels beside x of what is on its way around, counted at the size of images on this level.
+    x comes with `given` channels, and with what is on its way around, of `around` channels, where each has twice the sides of the
+    one before.
     """
 
-    def __init__(self, inputs: int, outputs: int, norm: str, carried: int):
+    def __init__(self, given: int, around: Sequence[int], inputs: int, outputs: int, norm: str):
         make = NORMS.resolve(norm)
+        self.given, self.around, self.outputs = given, tuple(around), outputs
         self.conv1 = nn.Conv2d(inputs, outputs, 3, padding=1, bias=False, weight_init=HE)
         self.norm1 = make(outputs, activation="relu")
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False, weight_init=HE)
         self.norm2 = make(outputs, activation="relu")
-        self.carried = carried
 
     def through(self, x: Any) -> Any:
         return self.norm2(self.conv2(self.norm1(self.conv1(x))))
+
+    def parted(self, state: Any) -> tuple[Any, ...]:
+        """The tuple that the block before gave, or `join` has made one tensor of."""
+        if isinstance(state, tuple) or not self.around:
+            return state if isinstance(state, tuple) else (state,)
+        n, _, height, width = state.shape
+        times = [2 ** (m + 1) for m in range(len(self.around))]
+        x, *parts = ops.split(state, [self.given, *(c * k * k for c, k in zip(self.around, times))], 1)
+        return (x, *(ops.reshape(part, n, c, k * height, k * width) for part, c, k in zip(parts, self.around, times)))
 
 
 class First(Level):
@@ -69,40 +86,36 @@ class First(Level):
 
 
 class Down(Level):
-    """One level down: x (N, inputs, H, W), with `carried` / 4 channels beside it, is pooled; x itself is then carried, too."""
+    """One level down: x is pooled, and goes its way around as well."""
 
     chains = INSIDE
 
-    def __init__(self, inputs: int, outputs: int, norm: str, carried: int):
-        super().__init__(inputs, outputs, norm, carried)
-        self.inputs = inputs
+    def __init__(self, given: int, around: Sequence[int], outputs: int, norm: str):
+        super().__init__(given, around, given, outputs, norm)
         self.pool = nn.MaxPool2d(2)
 
-    def forward(self, state: Any) -> Tensor:
-        n, channels, height, width = state.shape
-        y = self.through(self.pool(state[:, :self.inputs]))
-        return ops.concatenate([y, ops.reshape(state, n, 4 * channels, height // 2, width // 2)], 1)
+    def forward(self, state: Any) -> tuple[Tensor, ...]:
+        state = self.parted(state)
+        return self.through(self.pool(state[0])), *state
 
 
 class Up(Level):
-    """One level up: x is enlarged, and joined with what the way down had there, which lies first in what is carried."""
+    """One level up: x is enlarged, and joined with what the way down had there."""
 
     chains = INSIDE
 
-    def __init__(self, inputs: int, outputs: int, norm: str, carried: int, up: str):
-        super().__init__(2 * outputs, outputs, norm, carried)
-        self.inputs, self.outputs = inputs, outputs
+    def __init__(self, given: int, around: Sequence[int], norm: str, up: str):
+        super().__init__(given, around, 2 * around[0], around[0], norm)
         if up == "transposed":
-            self.up: nn.Module = nn.ConvTranspose2d(inputs, outputs, 2, stride=2)
+            self.up: nn.Module = nn.ConvTranspose2d(given, around[0], 2, stride=2)
         else:                                     # the convolution of single pixels may come first, where they are fewer
-            self.up = nn.Sequential(("conv", nn.Conv2d(inputs, outputs, 1)),
+            self.up = nn.Sequential(("conv", nn.Conv2d(given, around[0], 1)),
                                     ("larger", nn.Upsample(scale_factor=2, mode="bilinear", align_corners=False)))
 
-    def forward(self, state: Any) -> Tensor:
-        n, channels, height, width = state.shape
-        carried = ops.reshape(state[:, self.inputs:], n, (channels - self.inputs) // 4, 2 * height, 2 * width)
-        y: Tensor = self.through(ops.concatenate([carried[:, :self.outputs], self.up(state[:, :self.inputs])], 1))
-        return ops.concatenate([y, carried[:, self.outputs:]], 1) if self.carried else y
+    def forward(self, state: Any) -> Any:
+        x, beside, *others = self.parted(state)
+        y = self.through(ops.concatenate([beside, self.up(x)], 1))
+        return (y, *others) if others else y
 
 
 def unet(classes: int = 1, channels: int = 1, width: int = 64, levels: int = 5, norm: str = "batch", up: str = "transposed"
@@ -117,12 +130,10 @@ def unet(classes: int = 1, channels: int = 1, width: int = 64, levels: int = 5, 
     if up not in UPS:
         raise ConfigError(f'model.up must be one of {", ".join(UPS)}, found "{up}"; change model.up')
     widths = [width * 2 ** level for level in range(levels)]
-    carried = [0]                                 # beside x on each level, in channels of that level's size
-    for before in widths[:-1]:
-        carried.append(4 * (before + carried[-1]))
-    down = [(f"down{k + 1}", Down(widths[k - 1], widths[k], norm, carried[k])) for k in range(1, levels)]
-    back = [(f"up{k + 1}", Up(widths[k + 1], widths[k], norm, carried[k], up)) for k in reversed(range(levels - 1))]
-    model = nn.Sequential(("input", Images(channels, levels)), ("down1", First(channels, width, norm, 0)), *down, *back,
-                          ("head", nn.Conv2d(width, classes, 1)))
-    model.plan = PLAN
+    before = [widths[:k][::-1] for k in range(levels)]        # by level: the channels of those above it, the nearest first
+    down = [(f"down{k + 1}", Down(widths[k - 1], before[k - 1], widths[k], norm)) for k in range(1, levels)]
+    back = [(f"up{k + 1}", Up(widths[k + 1], before[k + 1], norm, up)) for k in reversed(range(levels - 1))]
+    model = nn.Sequential(("input", Images(channels, levels)), ("down1", First(channels, [], channels, width, norm)), *down,
+                          *back, ("head", nn.Conv2d(width, classes, 1)))
+    model.plan, model.join = PLAN, join
     return model

@@ -22,11 +22,16 @@ class Sequential(Module):
     Blocks that `recompute` is about keep their input instead of their activations and run again in backward: True is about all, a
     number about so many, the first ones (of a slice: its first ones), a set about those of these names. `between`, where set, is
     called after each block: messages in flight want to be looked after.
+
+    Blocks may pass on a tuple of tensors. Between stages of a pipeline one tensor travels: a model whose blocks do so has in
+    `join` what makes one of a tuple, which a slice that ends before the model's last block calls, and each block takes either.
     """
 
     by_position = True                        # Its blocks say whether they do.
     recompute: bool | int | frozenset[str] = False
     between: Callable[[], None] | None = None
+    join: Callable[[tuple[Any, ...]], Any] | None = None
+    goes_on = False                           # True in a slice that other blocks follow
 
     def __init__(self, *blocks: Module | tuple[str, Module]):
         self.blocks: dict[str, Module] = {}
@@ -57,10 +62,10 @@ class Sequential(Module):
 
     def forward(self, x: Any) -> Any:
         for place, (name, block) in enumerate(self.blocks.items()):
-            x = recompute(block, x) if self.recompute and self.recomputes(place, name) else block(x)
+            x = _again(block, x) if self.recompute and self.recomputes(place, name) else block(x)
             if self.between is not None:
                 self.between()
-        return x
+        return self.join(x) if self.goes_on and self.join is not None and isinstance(x, tuple) else x
 
     def recomputes(self, place: int, name: str) -> bool:
         """Whether the block of that place and name runs again in backward."""
@@ -125,6 +130,12 @@ class Sequential(Module):
     def slice(self, start: int, stop: int) -> Sequential:
         """Blocks [start, stop) as a model: the same blocks, and every parameter keeps the name it has in the whole."""
         part = Sequential(*list(self.blocks.items())[start:stop])
-        part.recompute = self.recompute
+        part.recompute, part.join = self.recompute, self.join
+        part.goes_on = self.goes_on or stop < len(self)
         part.full_names = {id(p): name for name, p in self.named_parameters()}
         return part
+
+
+def _again(block: Module, x: Any) -> Any:
+    """`block` of x, which is a tensor or a tuple of them, to be computed again in backward."""
+    return recompute(lambda *parts: block(parts), *x) if isinstance(x, tuple) else recompute(block, x)

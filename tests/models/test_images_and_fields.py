@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 from zoo import Tiny, declared, images, like_torch, same_on_ranks, torchvision
 
+from mpitrain.autograd import Tensor, run_backward
+from mpitrain.backend import CPU
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.models import MODELS
+from mpitrain.parallel.pipeline.block_seconds import block_seconds
 
 VIT = {"classes": 4, "size": 16, "patch": 4, "width": 16, "layers": 2, "heads": 2}
 SWIN = {"classes": 4, "patch": 2, "width": 8, "depths": [2, 2], "heads": [2, 4], "window": 4, "drop_path": 0.0}
@@ -85,6 +89,35 @@ def plain_unet(up: str) -> Any:
 @pytest.mark.parametrize("up", ["transposed", "bilinear"])
 def test_a_unet_that_carries_its_ways_around_is_one_that_keeps_them(up: str) -> None:
     like_torch(MODELS["unet"](**UNET, up=up), plain_unet(up), images(2, 1, 16, 24), names=lambda name: name, dtype="float64")
+
+
+@pytest.mark.parametrize("cuts", [(k,) for k in range(1, 7)] + [(2, 4), (1, 2, 3, 4, 5, 6)], ids=str)
+def test_stages_of_a_unet_pass_one_tensor_on_wherever_it_is_cut(cuts: tuple[int, ...]) -> None:
+    """Stages in turn, with the gradients of what travels, compute what the whole does."""
+    whole, x = MODELS["unet"](**UNET), images(2, 1, 8, 12).astype(np.float64)
+    whole.initialize(3, "float64")
+    wanted = whole(x)
+    (wanted * wanted).sum().backward()
+    grads = {name: p.grad.copy() for name, p in whole.named_parameters()}
+    parts = [whole.slice(a, b) for a, b in pairwise((0, *cuts, len(whole)))]
+    for p in whole.parameters():
+        p.zero_grad()
+    given, outputs = [], []
+    for part in parts:
+        given.append(Tensor(outputs[-1].array.copy() if outputs else x, requires_grad=True))
+        outputs.append(part(given[-1]))
+        assert isinstance(outputs[-1], Tensor)
+    (outputs[-1] * outputs[-1]).sum().backward()
+    for before, after in zip(reversed(outputs[:-1]), reversed(given[1:])):
+        run_backward(before, after.grad)
+    np.testing.assert_array_equal(outputs[-1].array, wanted.array)
+    for name, p in whole.named_parameters():
+        np.testing.assert_allclose(p.grad, grads[name], rtol=1e-12, atol=1e-14, err_msg=name)
+
+
+def test_the_blocks_of_a_unet_are_timed_for_equal_stages() -> None:
+    seconds = block_seconds(MODELS["unet"](**UNET), images(2, 1, 8, 8), seed=0, precision="float32", device=CPU, tokens=False)
+    assert len(seconds) == 7 and all(s > 0 for s in seconds)
 
 
 def plain_fno() -> Any:

@@ -25,8 +25,8 @@ def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, devic
     found: list[float] = []
     given: Array | None = None
     rows = np.arange(len(x), dtype=np.uint64)
-    for place, (name, block) in enumerate(model.blocks.items()):
-        part = Sequential((name, block))
+    for place, name in enumerate(model.blocks):
+        part = model.slice(place, place + 1)
         part.recompute = model.recomputes(place, name)
         storage = part.initialize(seed, precision, device)
         if given is None:
