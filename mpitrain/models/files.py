@@ -2,4 +2,8 @@
 
 FILES = {
     "convolutional": "lenet resnet18 resnet20 resnet32 resnet34 resnet50 resnet56",
+    "encoders": "bert distilbert",
+    "gpt2": "gpt2 gpt2_large gpt2_medium gpt2_xl",
+    "llama": "llama",
+    "t5": "t5",
 }

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from published import PUBLISHED
 
 from mpitrain import nn, ops
 from mpitrain.autograd import no_grad
@@ -47,7 +48,8 @@ def test_every_size_is_an_integer_of_at_least_one(name, key, is_list, value):
     least = 0 if key == "experts" else 1                        # a model has none unless it is asked for
     if value == least == 0:
         pytest.skip("no experts are fine")
-    settings = {"gpt": TINY, **{known: settings for known, (settings, _, _) in SMALL.items()}}[name]
+    known = {"gpt": TINY, **{small: settings for small, (settings, _, _) in SMALL.items()}}
+    settings = known.get(name) or next((p.arguments for key, p in PUBLISHED.items() if key.partition(":")[0] == name), {})
     for wrong in ([8, value], value) if is_list else (value,):
         with pytest.raises(ConfigError) as caught:
             MODELS[name](**settings | {key: wrong})

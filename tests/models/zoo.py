@@ -229,7 +229,8 @@ class Tiny:
     """A tiny variant of a registered model, and samples of the shape `x`: of floats, or of token numbers below `tokens`.
 
     Targets are classes, or with `target` of that shape: floats, or token numbers below `classes` where `kind` is "tokens".
-    `layout`: whether layout mode is promised. `pp`, `dp` = False leave those out, for models that refuse them.
+    `layout`: whether layout mode is promised. `pp`, `dp` = False leave those out, for models that refuse them; `tp`: layers are
+    also cut over 2 ranks by the model's plan.
     """
 
     model: str
@@ -245,6 +246,7 @@ class Tiny:
     layout: bool = True
     pp: bool = True
     dp: bool = True
+    tp: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)       # further keys of the configuration, such as clip_norm
 
 

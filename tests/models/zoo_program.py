@@ -36,14 +36,15 @@ def samples(case: dict[str, Any], rows: int) -> tuple[Any, Any]:
     return x, rng.standard_normal(target, dtype=np.float32)
 
 
-def train(comm: Any, case: dict[str, Any], *, pp: int = 1, recompute: bool = False, **options: Any) -> tuple[list[float], Any]:
+def train(comm: Any, case: dict[str, Any], *, pp: int = 1, tp: int = 1, recompute: bool = False, **options: Any
+          ) -> tuple[list[float], Any]:
     """(losses, hashes) of two steps on the ranks of `comm`."""
     x, y = samples(case, STEPS * case["batch"])
     source = Memory(x, y, case["kind"])
     model = MODELS[case["model"]](**case["arguments"])
     if recompute:
         keep_inputs_only(model, True)
-    mesh = Mesh(comm, pp=pp)
+    mesh = Mesh(comm, pp=pp, tp=tp)
     inputs = Inputs(source, range(len(x)), None, range(0), data.Transforms())
     asked = {"micro_batches": MICRO_BATCHES, **case["settings"], **options}
     job = assemble(model, inputs, mesh, loss=nn.LOSSES[case["loss"]](), quiet=True,
@@ -70,6 +71,9 @@ def check(case: dict[str, Any]) -> None:
             found = train(world, case, reproducible=mode, **keys)
             np.testing.assert_allclose(found[0], one[0], rtol=1e-5, err_msg=f"{case['model']}, {mode}, {name}")
             assert mode == "run" or found == one, f"{case['model']}, layout mode, {name}: {found} on one rank {one}"
+    if case["tp"]:
+        found, one = train(world, case, tp=2), train(alone, case)
+        np.testing.assert_allclose(found[0], one[0], rtol=1e-5, err_msg=f"{case['model']}, tp = 2")
     if world.rank == 0:
         print(f"same: {case['model']}", flush=True)
 
