@@ -9,7 +9,6 @@ from runs import lines, ok, refused, train, without_times, write
 
 from mpitrain.data import write_shards
 
-
 CONFIG = """
 [model]
 name = "bert"
