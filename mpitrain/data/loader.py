@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpitrain.backend import use_pool
 from mpitrain.data.augment import Augmentation
@@ -23,6 +23,9 @@ from mpitrain.data.shards import Rows, Values
 from mpitrain.data.tokens import IGNORE
 from mpitrain.data.transforms import Transforms
 from mpitrain.errors import MpitrainError
+
+if TYPE_CHECKING:
+    from mpitrain.data.tasks import Tasks
 
 
 @dataclass
@@ -43,16 +46,19 @@ class MicroBatch:
 class SampleReader:
     """Rows of a dataset, checked and transformed: the part that training and evaluation share.
 
-    With `n_classes`, labels are checked, but for those equal to `ignore`; `dtype` is the model's.
+    With `n_classes`, labels are checked, but for those equal to `ignore`; `dtype` is the model's. `tasks` make inputs and targets
+    of windows of tokens.
     """
 
     def __init__(self, source: Source, transforms: Transforms | None = None, *, n_classes: int | None = None,
-                 ignore: int | None = None, dtype: Any = None):
+                 ignore: int | None = None, dtype: Any = None, tasks: Tasks | None = None):
+        self.tasks = tasks
         self.source, self.transforms, self.n_classes = source, transforms or Transforms(), n_classes
         tokens = source.kind == "tokens"
         self.ignore, self.dtype = IGNORE if tokens else ignore, None if tokens else dtype
 
-    def read(self, rows: Rows) -> tuple[Values, Values]:
+    def read(self, rows: Rows, epoch: int | None = None) -> tuple[Values, Values]:
+        """Inputs and targets; `epoch` is None outside of training."""
         source = self.source
         x, y = source.read(rows)
         x_name, y_name = source.names
@@ -65,7 +71,8 @@ class SampleReader:
         x = self.transforms(x)
         if self.dtype is not None:
             check_exact(x, rows, source, x_name, self.dtype)
-        return x, self.transforms.of_targets(y)
+        y = self.transforms.of_targets(y)
+        return (x, y) if self.tasks is None else self.tasks(x, y, rows, epoch)
 
 
 class Loader:
@@ -78,9 +85,9 @@ class Loader:
 
     def __init__(self, source: Source, sampler: Sampler, n_micro: int, micro_start: int = 0, micro_stop: int | None = None, *,
                  transforms: Transforms | None = None, augment: Sequence[Augmentation] = (), n_classes: int | None = None,
-                 ignore: int | None = None, dtype: Any = None, workers: int = 1, depth: int = 2,
+                 ignore: int | None = None, dtype: Any = None, tasks: Tasks | None = None, workers: int = 1, depth: int = 2,
                  span: Callable[[str, str], AbstractContextManager[None]] = lambda row, name: nullcontext()):
-        self.reader = SampleReader(source, transforms, n_classes=n_classes, ignore=ignore, dtype=dtype)
+        self.reader = SampleReader(source, transforms, n_classes=n_classes, ignore=ignore, dtype=dtype, tasks=tasks)
         self.sampler, self.augment = sampler, list(augment)
         self.n_micro, self.micro = n_micro, range(micro_start, n_micro if micro_stop is None else micro_stop)
         assert 0 <= self.micro.start <= self.micro.stop <= n_micro
@@ -99,7 +106,7 @@ class Loader:
             if not len(rows):
                 return []
             try:
-                x, y = self.reader.read(rows)
+                x, y = self.reader.read(rows, self.sampler.epoch(step))
                 if self.augment:
                     keys = sample_keys(key(self.sampler.seed, "augment", self.sampler.epoch(step)), rows)
                     for function in self.augment:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.backend import Array
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.cached_attention import cached_attention, scale_of
 from mpitrain.kernels.flash_attention import flash_attention
@@ -31,7 +32,7 @@ class Cache:
         self.layers: list[CachedAttention] = []
         for path, module in model.named_modules():
             if isinstance(module, MultiHeadAttention):
-                if not (module.plain and module.causal):
+                if not ((module.plain or module.grouped) and module.causal):
                     raise ConfigError(f'"{path}" is no plain causal attention, and its keys cannot be kept; generate with '
                                       "--no-cache")
                 self.layers.append(CachedAttention(self, module, dtype))
@@ -52,7 +53,10 @@ class CachedAttention(Across):
 
     def __init__(self, cache: Cache, module: MultiHeadAttention, dtype: Any):
         self.cache = cache
-        heads = module.qkv.weight.shape[0] // (3 * module.head_width)      # those that are here
+        if module.joint:
+            heads = module.qkv.weight.shape[0] // (3 * module.head_width)  # those that are here
+        else:
+            heads = module.key.weight.global_shape[0] // module.head_width
         shape = (cache.slots, heads, cache.capacity, module.head_width)
         self.keys, self.values = np.zeros(shape, dtype), np.zeros(shape, dtype)
         self.scale = scale_of(module.head_width)
@@ -70,7 +74,31 @@ class CachedAttention(Across):
             self.keys[slots, :, :length], self.values[slots, :, :length] = k, v
             flash_attention(q, k, v, out.reshape(batch, length, heads, -1).swapaxes(1, 2), self.scale, True, None)
             return Tensor(out)
-        numbers = np.array(slots, np.int64)
         for i in range(length):
-            out[:, i] = cached_attention(whole[:, i], self.keys, self.values, numbers, np.array(starts, np.int64) + i)
+            out[:, i] = self._next(whole[:, i], i)
         return Tensor(out)
+
+    def attend_groups(self, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """The same (B, L, H D) for queries (B, H, L, D), G neighbouring heads of which share keys and values (B, H / G, L, D).
+
+        Keys are kept once: the heads are taken in G sets, in which each has keys of its own.
+        """
+        q, k, v = queries.array, keys.array, values.array
+        batch, heads, length, width = q.shape
+        each, slots = heads // k.shape[1], self.cache.rows
+        out = np.empty((batch, length, heads, width), q.dtype)
+        for own in range(each):
+            mine = q[:, own::each]
+            if length > 1 and not any(self.cache.starts):
+                self.keys[slots, :, :length], self.values[slots, :, :length] = k, v
+                flash_attention(mine, k, v, out[:, :, own::each].swapaxes(1, 2), self.scale, True, None)
+                continue
+            for i in range(length):
+                row = np.stack([mine[:, :, i], k[:, :, i], v[:, :, i]], axis=1).reshape(batch, -1)
+                out[:, i, own::each] = self._next(row, i).reshape(batch, -1, width)
+        return Tensor(out.reshape(batch, length, heads * width))
+
+    def _next(self, row: Array, i: int) -> Array:
+        """What position i of the new ones gives, whose queries, keys and values are `row` (B, 3 H D)."""
+        slots, starts = np.array(self.cache.rows, np.int64), np.array(self.cache.starts, np.int64)
+        return cached_attention(row, self.keys, self.values, slots, starts + i)

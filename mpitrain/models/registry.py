@@ -33,6 +33,22 @@ def require_list_of_sizes(name: str, values: Any, count: int | None = None) -> N
         raise _wrong(name, f"a list of {'' if count is None else f'{count} '}integers of at least 1", values)
 
 
+def each_block(name: str, value: int | Sequence[int], layers: int) -> Sequence[int]:
+    """A number for each block of a key of [model] that is one number or a list of them."""
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        require_list_of_sizes(name, value, layers)
+        return value
+    require_sizes(**{name: value})
+    return [value] * layers
+
+
+def require_token(vocabulary: int, /, **tokens: Any) -> None:
+    """ConfigError unless each of these keys of [model] is None, or the number of a token."""
+    for name, value in tokens.items():
+        if value is not None and (not _is_size(value, 0) or value >= vocabulary):
+            raise _wrong(name, f"a token's number, 0 to {vocabulary - 1} (model.vocabulary)", value)
+
+
 def require_positive(**values: Any) -> None:
     """ConfigError unless each of these keys of [model] is a finite number above 0."""
     for name, value in values.items():

@@ -12,7 +12,7 @@ from typing import Any
 from mpitrain import nn
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, ShapeError
-from mpitrain.models.registry import MODELS, require_list_of_sizes, require_positive, require_sizes
+from mpitrain.models.registry import MODELS, each_block, require_positive, require_sizes
 from mpitrain.nn import init
 
 STD = 0.02                                        # The standard deviation of initial weights, as GPT-2 has it.
@@ -101,7 +101,7 @@ def gpt(layers: int, heads: int | Sequence[int], width: int, block: int, vocabul
     """
     require_sizes(layers=layers, width=width, block=block, vocabulary=vocabulary, top_k=top_k, every=every)
     require_sizes(0, experts=experts)
-    n_heads, n_hidden = _each("heads", heads, layers), _each("hidden", 4 * width if hidden is None else hidden, layers)
+    n_heads, n_hidden = each_block("heads", heads, layers), each_block("hidden", 4 * width if hidden is None else hidden, layers)
     if head_width is None:
         if len(set(n_heads)) > 1 or width % n_heads[0]:
             raise ShapeError(f"a width of {width} cannot be cut into {heads} heads; width must be a multiple of heads, or set "
@@ -127,12 +127,3 @@ def gpt(layers: int, heads: int | Sequence[int], width: int, block: int, vocabul
         model.size_keys["hidden"] = [f"block{i}.wide" for i in range(layers)]
     model.sized_with = {"head_width": head_width}
     return model
-
-
-def _each(name: str, value: int | Sequence[int], layers: int) -> Sequence[int]:
-    """A number for each block of a key of [model] that is one number or a list of them."""
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        require_list_of_sizes(name, value, layers)
-        return value
-    require_sizes(**{name: value})
-    return [value] * layers

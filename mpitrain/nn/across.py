@@ -18,6 +18,7 @@ class Across:
     """The way to the ranks that have a layer together with this one. All of them call it alike, in the same order."""
 
     attend: Callable[..., Tensor]                     # `MultiHeadAttention`: `ops.self_attention` over all ranks' positions
+    attend_groups: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None    # the same with fewer heads for keys and values
     exchange: Callable[[Tensor, Experts], Tensor]     # `MixtureOfExperts`: rows to the experts, wherever they are, and back
     reduce: Callable[[Array], None]                   # `SyncBatchNorm`: adds an array over the ranks, in place
 

@@ -78,7 +78,8 @@ class MultiHeadAttention(Module):
         self.dropout = Dropout(dropout)
         shape = (1, 1, self.key_heads * self.head_width)
         self.bias_k, self.bias_v = (Parameter(shape, init.normal(0.02)) if bias_kv else None for _ in range(2))
-        self.plain = self.joint and not (alibi or bias_kv or zero_attention)
+        ordinary = not (alibi or bias_kv or zero_attention)
+        self.plain, self.grouped = self.joint and ordinary, not self.joint and ordinary and widths == (width, width)
 
     def forward(self, x: Any, mask: Any = None, key: Any = None, value: Any = None, key_padding_mask: Any = None,
                 need_weights: bool = False, is_causal: bool = False) -> Any:
@@ -122,7 +123,9 @@ class MultiHeadAttention(Module):
             self.heads = self.key_heads = self.qkv.weight.global_shape[0] // (3 * self.head_width)
 
     def turn(self, x: Tensor) -> Tensor:
-        return ops.rotary_embedding(x, self.positions(x.shape[2]), base=self.rope)
+        places = self.positions(x.shape[2])
+        places = places if places.ndim == 1 else places[:, None]                  # (B, L): each row is somewhere else in its text
+        return ops.rotary_embedding(x, places, base=self.rope)
 
     def turned(self, qkv: Tensor, heads: int) -> Tensor:
         """qkv with its queries and keys turned by their positions."""

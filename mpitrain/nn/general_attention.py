@@ -17,10 +17,14 @@ def attend(layer: Any, x: Any, mask: Any, key: Any, value: Any, padding: Any, ne
     if len(x.shape) == 2:
         return _alone(layer, x, mask, key, value, padding, need_weights, causal)
     _check(layer, x, key, value, padding)
-    if layer.across is not None:
-        raise ConfigError(f'the attention "{layer.path}" is cut along positions (mesh.cp): other keys than x, padding, alibi, '
-                          "added keys and weights are not there then; set mesh.cp = 1")
     keys = x if key is None else key
+    if layer.across is not None:
+        own = layer.grouped and causal and all(one is None for one in (mask, key, value, padding)) and not need_weights
+        if not own or layer.across.attend_groups is None:
+            raise ConfigError(f'the attention "{layer.path}" is cut along positions (mesh.cp): fewer heads of keys, other keys '
+                              "than x, padding, alibi, added keys and weights are not there then; set mesh.cp = 1")
+        q, k, v = (_headed(layer, part) for part in _projected(layer, x, x, x))
+        return layer.out(layer.across.attend_groups(*_extended(layer, q, k, v)))
     q, k, v = _projected(layer, x, keys, keys if value is None else value)
     heads = q.shape[2] // layer.head_width
     if layer.joint:

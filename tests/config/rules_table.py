@@ -154,7 +154,7 @@ mlp model.outputs=0 => model.outputs must be
 mlp data.stride=2 => data.stride=2 is for tokens
 mlp data.validation=1.5 => data.validation=1.5
 mlp train.batch_size=2000 => train.batch_size=2000 is more than the 1437 training rows
-gpt data.transform=scale => tokens are not transformed or augmented
+gpt data.transform=scale => tokens are not transformed
 gpt data.validation=0.2 => windows of tokens overlap
 mlp train.recompute=nothing* => train.recompute names "nothing*", and no block is called so
 plain train.recompute=true => train.recompute needs a model that is a Sequential of blocks

@@ -40,10 +40,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     text = (ROOT / "docs" / "architecture.md").read_text().encode("ascii", "replace").decode()
     (folder / "text.txt").write_text(text[:20000])
     (folder / "run.toml").write_text("")
+    llama = ("model.name=llama", "model.heads=4", "model.key_heads=2", "model.hidden=48", "train.steps=20", "run.out=llama")
     experts = ("model.experts=4", "model.every=2", "train.steps=20", "run.out=experts")
     for words in (("data", "import", "text", "text.txt", "--out", "tokens"),
                   ("train", "run.toml", *KEYS, "data.path=tokens", "run.out=run"),
-                  ("train", "run.toml", *KEYS, "data.path=tokens", *experts)):
+                  ("train", "run.toml", *KEYS, "data.path=tokens", *experts),
+                  ("train", "run.toml", *KEYS, "data.path=tokens", *llama)):
         done = mpirun(1, "-m", "mpitrain", *words, cwd=folder)
         assert done.rc == 0, done.err
     (folder / "bad.jsonl").write_text('{"prompt": "a\\ud800"}\n')
@@ -199,8 +201,25 @@ def test_a_request_for_no_tokens_gets_none_also_behind_others() -> None:
 
 
 @needs_c
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+def test_heads_that_share_keys_have_the_same_bits_with_a_cache(key_heads: int) -> None:
+    model = MODELS["llama"](layers=2, heads=4, key_heads=key_heads, width=32, hidden=40, block=40, vocabulary=30)
+    model.initialize()
+    model.eval()
+    tokens = np.random.default_rng(0).integers(0, 30, (2, 30))
+    with no_grad(), row_by_row():
+        wanted = model(tokens).array
+        cache, found = Cache(model, 3, 40, np.float32), []
+        assert cache.layers[0].keys.shape == (3, key_heads, 40, 8)            # keys are kept once
+        for start, stop in [(0, 20), *((i, i + 1) for i in range(20, 30))]:
+            cache.use([0, 2], [start, start])
+            found.append(model(tokens[:, start:stop]).array)
+    np.testing.assert_array_equal(np.concatenate(found, axis=1), wanted)
+
+
+@needs_c
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["run", "experts"])
+@pytest.mark.parametrize("name", ["run", "experts", "llama"])
 @pytest.mark.parametrize("how", [("--tokens", "36"), DRAWN], ids=["greedy", "drawn"])
 def test_a_text_is_the_same_on_all_meshes(run: Path, tmp_path: Path, how: tuple[str, ...], name: str) -> None:
     run = run.parent / name

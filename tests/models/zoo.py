@@ -230,8 +230,8 @@ class Tiny:
     """A tiny variant of a registered model, and samples of the shape `x`: of floats, or of token numbers below `tokens`.
 
     Targets are classes, or with `target` of that shape: floats, or token numbers below `classes` where `kind` is "tokens".
-    `layout`: whether layout mode is promised. `pp`, `dp` = False leave those out, for models that refuse them; `tp` is
-    for models that have a plan.
+    `layout`: whether layout mode is promised. `pp`, `dp` = False leave those out, for models that refuse them; `tp`: layers are
+    also cut over 2 ranks by the model's plan.
     """
 
     model: str

@@ -73,6 +73,9 @@ def check(case: dict[str, Any]) -> None:
             found = train(world, case, reproducible=mode, **keys)
             np.testing.assert_allclose(found[0], one[0], rtol=1e-5, err_msg=f"{case['model']}, {mode}, {name}")
             assert mode == "run" or found == one, f"{case['model']}, layout mode, {name}: {found} on one rank {one}"
+    if case["tp"]:
+        found, one = train(world, case, tp=2), train(alone, case)
+        np.testing.assert_allclose(found[0], one[0], rtol=1e-5, err_msg=f"{case['model']}, tp = 2")
     if world.rank == 0:
         print(f"same: {case['model']}", flush=True)
 

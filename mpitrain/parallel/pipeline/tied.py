@@ -29,16 +29,19 @@ class TiedParameters:
         self.link = link
         everyone = channel.gather_objects([[s.parameter.key, places[s.name], bool(s.parameter.twin_of)] for s in segments])
         shared = {key for rank in everyone for key, _, is_twin in rank if is_twin}
-        self._uses: list[tuple[list[int], list[Segment]]] = []    # For each shared parameter: the ranks of its uses, and our own.
-        for key in sorted(shared & {s.parameter.key for s in segments}):
+        here = {s.parameter.key for s in segments}
+        self._uses: list[tuple[int, list[int], list[Segment]]] = []    # Of each: tag, the ranks of its uses, our own.
+        for tag, key in enumerate(sorted(shared)):                # Ranks have others of them, and one tag for each.
+            if key not in here:
+                continue
             uses = sorted((at, rank) for rank, held in enumerate(everyone) for name, at, _ in held if name == key)
             own = sorted((s for s in segments if s.parameter.key == key), key=lambda s: places[s.name])
-            self._uses.append(([rank for _, rank in uses], own))
+            self._uses.append((tag, [rank for _, rank in uses], own))
 
     def add(self, gradients: Any) -> None:
         """Replaces the gradient of each use by the sum of all uses, in the flat array `gradients`."""
         link = self.link
-        for tag, (ranks, own) in enumerate(self._uses):
+        for tag, ranks, own in self._uses:
             parts, name = [gradients[s.start:s.stop] for s in own], own[0].name
             xp = array_module(parts[0])
             others = [rank for rank in ranks if rank != link.rank]

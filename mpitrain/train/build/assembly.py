@@ -228,8 +228,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
-                    n_classes=n_classes, ignore=ignore, dtype=policy.layout.dtype, workers=config.data.workers,
-                    span=timeline.span)
+                    n_classes=n_classes, ignore=ignore, dtype=policy.layout.dtype, tasks=inputs.tasks,
+                    workers=config.data.workers, span=timeline.span)
     mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,

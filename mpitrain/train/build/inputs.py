@@ -23,6 +23,7 @@ from mpitrain.models.registry import require_sizes
 
 if TYPE_CHECKING:
     from mpitrain.data.predictions import Predictions
+    from mpitrain.data.tasks import Tasks
 
 ROWS = "rows"                            # the kind of data without targets (`data.unlabelled`)
 BALANCED = "balanced"                    # weights of classes, train.weight
@@ -42,6 +43,7 @@ class Inputs:
     augment: list[Any] = field(default_factory=list)
     token_rows: bool = False                  # rows without targets are those of a language model
     predictions: Predictions | None = None    # a teacher's, of the rows of `training`
+    tasks: Tasks | None = None                # what a model of text is to say of a window, if not the next tokens
 
     @property
     def tokens(self) -> bool:
@@ -59,7 +61,7 @@ class Inputs:
 
     def sample(self, rows: int = 1) -> tuple[Any, Any]:
         """The first training rows as the model would see them, for a trial before anything is allocated for real."""
-        return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:rows], np.int64))
+        return SampleReader(self.training, self.transforms, tasks=self.tasks).read(np.asarray(self.train_rows[:rows], np.int64))
 
     def row_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The shapes of a row and of its target as the model sees them. Built-in transforms keep a row's shape; those of the
@@ -84,7 +86,7 @@ class Inputs:
         """(reader of validation chunk c, number of chunks); the arguments are those of `SampleReader`."""
         rows, size = self.validation_rows, EVALUATION_CHUNK
         source = self.training if self.validation is None else self.validation
-        reader = SampleReader(source, self.transforms, n_classes=n_classes, ignore=ignore, dtype=dtype)
+        reader = SampleReader(source, self.transforms, n_classes=n_classes, ignore=ignore, dtype=dtype, tasks=self.tasks)
         if isinstance(self.validation, data.TokenWindows):
             size = min(max(EVALUATION_TOKENS // self.validation.block, 1), size)
 
@@ -127,18 +129,22 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
         return Inputs(dataset, range(len(dataset)), None, range(0), transforms, token_rows=block is not None)
     if target_transform and dataset.kind != "regression":
         raise ConfigError(f"data.target_transform is for regression, and these data are for {dataset.kind}; leave it empty")
-    functions = data.augmentations(augment, folder)
     if dataset.kind == "tokens":
         if block is None:
             raise ConfigError('the data are tokens, so the model must be a language model with a "block": its window')
         require_sizes(block=block)               # the model, which would say so too, is made after the windows
-        if transform or augment:
-            raise ConfigError("tokens are not transformed or augmented; leave data.transform and data.augment empty")
+        if transform:
+            raise ConfigError("tokens are not transformed; leave data.transform empty")
+        tasks = None
+        if augment:
+            from mpitrain.data.tasks import Tasks  # most models of text say the next token
+            tasks = Tasks(augment, seed, folder)
         windows, held_out = data.token_split(dataset, block, 0 if other else validation, stride=stride)
         if other is not None:
             held_out = data.TokenWindows(other, block, cover=True)
         rows = range(len(held_out)) if held_out is not None else range(0)
-        return Inputs(windows, range(len(windows)), held_out, rows, transforms, functions)
+        return Inputs(windows, range(len(windows)), held_out, rows, transforms, tasks=tasks)
+    functions = data.augmentations(augment, folder)
     predictions = None
     if "predictions" in description:
         from mpitrain.data.predictions import Predictions  # few runs have some
