@@ -9,9 +9,9 @@ An example is a folder with `data.py` and `figure.toml`, which has a table for e
     metric = "accuracy"          # of run.json: the last evaluation; `best = true`: the best of all
     at_least = 0.89              # or at_most
     published = "0.876 to 0.916: two convolutions with pooling (the data set's README)"
-    ranks = 2                    # of `make test-slow`, which runs one seed
-    times = 5                    # the mean of so many runs, each with `each`, in which {} is 0, 1, ...
-    each = "data.fold={}"
+    folds = 10                   # the mean over so many folds, with as many rows of each class; 0: one run
+    ranks = 2                    # of the slow test, which runs one seed
+    long = false                 # true: the slow test takes MPITRAIN_LONG_EXAMPLES=1
 
 Each line that is printed has the figures of all seeds, the bar, and the seconds of one run from its command to its end.
 """
@@ -49,9 +49,9 @@ class Figure:
     at_least: float | None = None
     at_most: float | None = None
     best: bool = False
+    folds: int = 0
     ranks: int = 2
-    times: int = 1
-    each: str = ""
+    long: bool = False
 
     @property
     def name(self) -> str:
@@ -62,7 +62,9 @@ class Figure:
         return f">= {self.at_least}" if self.at_least is not None else f"<= {self.at_most}"
 
     def holds(self, figure: float) -> bool:
-        return figure >= self.at_least if self.at_least is not None else figure <= self.at_most
+        if self.at_least is not None:
+            return figure >= self.at_least
+        return self.at_most is not None and figure <= self.at_most
 
 
 def figures(names: list[str] | None = None) -> Iterator[Figure]:
@@ -88,20 +90,22 @@ def prepare(example: str, work: Path) -> tuple[int, str]:
     return done.returncode, (done.stderr.splitlines() or [""])[-1]
 
 
-def reached(figure: Figure, work: Path, seed: int, ranks: int, *overrides: str) -> tuple[float, float]:
-    """(the figure of one seed, seconds of all its runs)."""
-    found, began = [], time.perf_counter()
-    for i in range(figure.times):
-        out = work / "runs" / f"{figure.name}-{seed}-{i}-of-{ranks}"
-        mpitrain("train", f"{figure.example}/{figure.config}", f"run.seed={seed}", f"run.out={out}", "--quiet", "--overwrite",
-                 *([figure.each.format(i)] if figure.each else []), *overrides, ranks=ranks, cwd=work)
-        found.append(best(figure, out) if figure.best else results(out)["metrics"][figure.metric])
-    return sum(found) / len(found), time.perf_counter() - began
+def reached(figure: Figure, work: Path, seed: int, ranks: int) -> tuple[float, float]:
+    """(the figure of one seed, seconds from the command to its end)."""
+    out, began = work / "runs" / f"{figure.name}-{seed}-of-{ranks}", time.perf_counter()
+    verb = ["folds", "--k", figure.folds, "--stratified"] if figure.folds else ["train"]
+    mpitrain(*verb, f"{figure.example}/{figure.config}", f"run.seed={seed}", f"run.out={out}", "--quiet", "--overwrite",
+             ranks=ranks, cwd=work)
+    seconds = time.perf_counter() - began
+    if figure.folds:
+        return float(json.loads((out / "folds.json").read_text())["metrics"][figure.metric]["mean"]), seconds
+    return best(figure, out) if figure.best else float(results(out)["metrics"][figure.metric]), seconds
 
 
 def best(figure: Figure, run: Path) -> float:
+    """The best of all evaluations."""
     lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    values = [line[figure.metric] for line in lines if "split" in line]
+    values = [float(line[figure.metric]) for line in lines if "split" in line]
     return max(values) if figure.at_least is not None else min(values)
 
 

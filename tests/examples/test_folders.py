@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import runpy
 import sys
 from pathlib import Path
 
@@ -13,6 +15,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 import examples  # noqa: E402
 from mpitrain.config import load_config  # noqa: E402
 from mpitrain.config.rules import check  # noqa: E402
+from mpitrain.data import packages  # noqa: E402
+from mpitrain.errors import MissingError  # noqa: E402
 from mpitrain.schedules.grid import Grid  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in (ROOT / "examples").glob("*/data.py"))
@@ -35,3 +39,15 @@ def test_an_example_has_a_page_and_configurations_that_hold(folder: Path) -> Non
         config = load_config(path, [])
         for ranks in (1, 2):
             check(config, Grid({"dp": ranks}), on_gpu=False)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_without_its_package_an_example_says_what_to_get(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    monkeypatch.setenv(packages.FOLDER, str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["data.py", "--out", str(tmp_path / "out")])
+    with pytest.raises(MissingError, match="apt-get install|pip install") as found:
+        runpy.run_path(str(folder / "data.py"))["main"]()
+    assert found.value.exit_code == 66 and not (tmp_path / "out").exists()

@@ -1,0 +1,35 @@
+"""Spam or mail: 4,601 e-mails of Hewlett-Packard as 57 frequencies, of Debian's package r-cran-kernlab."""
+
+import numpy as np
+
+import mpitrain
+from mpitrain.data import foreign, packages, write_shards
+
+PATH = "usr/lib/R/site-library/kernlab/data/spam.rda"
+
+
+def least_squares(x, y, test):
+    """The share of test rows that a linear discriminant by least squares gets right."""
+    x = np.concatenate([np.ones((len(x), 1)), x], axis=1)
+    weights = np.linalg.lstsq(x[~test], 2.0 * y[~test] - 1, rcond=None)[0]
+    return ((x[test] @ weights > 0) == y[test]).mean()
+
+
+def main() -> int:
+    out = packages.output_of(__file__, __doc__)
+    file = packages.debian_file("r-cran-kernlab", PATH)
+    table = foreign.read_frame(file, "spam")
+    y = foreign.labels(file, "type", foreign.pick(file, table, ["type"])["type"], ["nonspam", "spam"])
+    columns = [name for name in table if name != "type"]
+    x = np.log1p(100 * np.stack([foreign.numbers(file, name, table[name]) for name in columns], axis=1))
+    test = np.random.default_rng(0).permutation(len(y)) % 3 == 0
+    for folder, rows in (("train", ~test), ("test", test)):
+        write_shards(out.folder / folder, x[rows].astype("f4"), y[rows], kind="classification", classes=["mail", "spam"],
+                     overwrite=out.overwrite)
+    print(f"{len(columns)} columns, {(~test).sum()} e-mails to train on, {test.sum()} to judge by; "
+          f"least squares {least_squares(x, y, test):.4f}")
+    return 0
+
+
+if __name__ == "__main__":
+    mpitrain.Process().run(main)
