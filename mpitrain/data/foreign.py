@@ -1,0 +1,112 @@
+"""Tables in the files of other packages: CSV, R's .rda, and the .ts of the UCR archive.
+
+What is damaged, or has not the columns that are asked for, raises DataError with the column; the line ends with what to install.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import warnings
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpitrain.data.packages import Packaged, python_package
+from mpitrain.errors import text_of
+
+RDATA = "1.1.0"
+
+
+def read_text(file: Packaged) -> str:
+    """A text in UTF-8, unpacked where the file's name ends in .gz."""
+    data = file.read()
+    try:
+        return (gzip.decompress(data) if file.path.suffix == ".gz" else data).decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise file.error(f"is not a complete gzip file: {text_of(error)}") from None
+    except UnicodeDecodeError as error:
+        raise file.error(f"byte {error.start} is not UTF-8") from None
+
+
+def read_table(file: Packaged, columns: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """The columns of a CSV file by the names of its header line: all of them, or `columns`, of which each must be there."""
+    lines = [line for line in csv.reader(read_text(file).splitlines()) if line]
+    if len(lines) < 2:
+        raise file.error("the table is empty")
+    for row, cells in enumerate(lines[1:]):
+        if len(cells) != len(lines[0]):
+            raise file.error(f"{len(cells)} columns, but the header line has {len(lines[0])}", row=row)
+    return pick(file, {name: [line[i] for line in lines[1:]] for i, name in enumerate(lines[0])}, columns)
+
+
+def pick(file: Packaged, table: dict[str, Any], columns: Sequence[str] | None) -> dict[str, Any]:
+    """Those columns of a table; DataError with the first that it has not."""
+    for name in columns or ():
+        if name not in table:
+            there = list(table)
+            listed = ", ".join(map(str, there if len(there) <= 12 else [*there[:12], "..."]))
+            raise file.error(f'no column "{name}" (there: {listed})', dataset=name)
+    return {name: table[name] for name in columns} if columns is not None else table
+
+
+def numbers(file: Packaged, column: str, cells: Sequence[str]) -> NDArray[np.float64]:
+    """A column's cells as numbers. DataError with the row of the first that is no finite number."""
+    values = np.empty(len(cells))
+    for row, cell in enumerate(cells):
+        try:
+            values[row] = float(cell)
+        except ValueError:
+            values[row] = math.nan
+        if not math.isfinite(values[row]):
+            raise file.error(f'"{cell}" in column "{column}" is not a finite number', dataset=column, row=row)
+    return values
+
+
+def labels(file: Packaged, column: str, cells: Sequence[str], classes: Sequence[str]) -> NDArray[np.int64]:
+    """A column's cells as numbers of `classes`. DataError with the row of the first that is none of them."""
+    numbers = {name: i for i, name in enumerate(classes)}
+    for row, cell in enumerate(cells):
+        if cell not in numbers:
+            raise file.error(f'"{cell}" in column "{column}" is none of {", ".join(classes[:12])}', dataset=column, row=row)
+    return np.array([numbers[cell] for cell in cells], np.int64)
+
+
+def read_frame(file: Packaged, name: str, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The columns of the data frame `name` in R's .rda, by PyPI's package rdata, without R. Factors come as names of levels."""
+    python_package("rdata", RDATA)
+    import rdata  # with pandas, and so half a second
+    file.read()                                    # what the operating system refuses is said by it
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")        # R's older files do not say that their text is ASCII
+            frames = rdata.read_rda(file.path)
+    except Exception as error:                     # the reader's own, and those of three kinds of compression
+        raise file.error(f"cannot be read as R's .rda: {' '.join(text_of(error).split())}") from None
+    if name not in frames:
+        raise file.error(f'no data frame "{name}" (there: {", ".join(map(str, frames)) or "none"})', dataset=name)
+    frame = frames[name]
+    return {key: np.asarray(frame[key]) for key in pick(file, dict.fromkeys(frame.columns), columns)}
+
+
+def read_series(file: Packaged) -> tuple[NDArray[np.float64], list[str]]:
+    """A .ts file of univariate series of one length L with classes: values (n, L), and the name of each one's class."""
+    lines = [line.strip() for line in read_text(file).splitlines()]
+    body = [i for i, line in enumerate(lines) if line.lower() == "@data"]
+    if not body:
+        raise file.error("has no line @data")
+    head = dict(line[1:].lower().split(None, 1) for line in lines[:body[0]] if line.startswith("@") and " " in line)
+    rows = [line.split(":") for line in lines[body[0] + 1:] if line and not line.startswith("#")]
+    if not rows or any(len(row) != 2 or not row[1] for row in rows):
+        bad = next((i for i, row in enumerate(rows) if len(row) != 2 or not row[1]), 0)
+        raise file.error('expected "v,v,...,v:class" of one variable', row=bad)
+    values = [numbers(file, "values", row[0].split(",")) for row in rows]
+    length = int(head["serieslength"]) if head.get("serieslength", "").isdecimal() else len(values[0])
+    for row, series in enumerate(values):
+        if len(series) != length:
+            raise file.error(f"the series has {len(series)} values, and {length} were expected", dataset="values", row=row)
+    return np.stack(values), [row[1] for row in rows]

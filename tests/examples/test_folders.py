@@ -1,0 +1,53 @@
+"""Every worked example has its parts, and a configuration that `inspect` takes once data of its kind is there."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+import examples  # noqa: E402
+from mpitrain.config import load_config  # noqa: E402
+from mpitrain.config.rules import check  # noqa: E402
+from mpitrain.data import packages  # noqa: E402
+from mpitrain.errors import MissingError  # noqa: E402
+from mpitrain.schedules.grid import Grid  # noqa: E402
+
+FOLDERS = sorted(path.parent for path in (ROOT / "examples").glob("*/data.py"))
+
+
+def test_there_are_examples() -> None:
+    assert FOLDERS and {path.name for path in FOLDERS} == {figure.example for figure in examples.figures()}
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_an_example_has_a_page_and_configurations_that_hold(folder: Path) -> None:
+    page = (folder / "README.md").read_text()
+    assert 15 <= len(page.splitlines()) <= 100 and "data.py" in page
+    assert f"]({folder.name}/README.md)" in (ROOT / "examples/README.md").read_text(), "the index of examples has a line of each"
+    configs = sorted(folder.glob("*.toml"))
+    configs.remove(folder / "figure.toml")
+    assert configs and {figure.config for figure in examples.figures([folder.name])} <= {path.name for path in configs}
+    for path in configs:
+        assert path.name in page
+        config = load_config(path, [])
+        for ranks in (1, 2):
+            check(config, Grid({"dp": ranks}), on_gpu=False)
+
+
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_without_its_package_an_example_says_what_to_get(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+    monkeypatch.setattr(importlib.metadata, "distribution", absent)
+    monkeypatch.setenv(packages.FOLDER, str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["data.py", "--out", str(tmp_path / "out")])
+    with pytest.raises(MissingError, match="apt-get install|pip install") as found:
+        runpy.run_path(str(folder / "data.py"))["main"]()
+    assert found.value.exit_code == 66 and not (tmp_path / "out").exists()
