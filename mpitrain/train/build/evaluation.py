@@ -38,10 +38,10 @@ def make_evaluator(inference: Inference, loss: Any, inputs: Inputs, context: Par
 def refuse_evaluations(config: Config, metrics: Sequence[Metric], loss: Any, tried: Trial, inputs: Inputs,
                        control: Objects) -> None:
     """ConfigError where a run would refuse its evaluations. It communicates."""
-    if metrics:
+    if metrics and len(inputs.validation_rows):
         from mpitrain.train.measure import refuse_unfit
         refuse_unfit(metrics, loss, tried, inputs, control)
-    if inputs.validation is None:
+    if inputs.validation is None or not len(inputs.validation_rows):
         refuse_without_evaluations(config, None)
     judges(config, metrics, loss.kind)
 

@@ -1,0 +1,150 @@
+"""Averages of weights: PyTorch's, the same bits on any ranks and sharding, kept in checkpoints, and made into runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from launch import mpirun
+from runs import lines, ok, record, train, write
+
+from mpitrain import nn
+from mpitrain.checkpoint.state import State
+from mpitrain.config import load_config
+from mpitrain.config.sections import AverageConfig
+from mpitrain.errors import UsageError
+from mpitrain.nn.statistics import running_layers
+from mpitrain.plan.inspect import open_data
+from mpitrain.train.build.averaged import averaged
+from mpitrain.train.build.saved import load
+from mpitrain.train.observers.averaging import Averaging
+
+EMA = ("average.kind=ema", "average.decay=0.9", "train.reproducible=layout", "train.micro_batches=6", "train.steps=20",
+       "train.eval_every=10", "optimizer.schedule=constant")
+
+
+def run(tmp_path: Path, out: str, n: int, *more: str) -> tuple[str, str, float]:
+    ok(train(n, write(tmp_path), f"run.out={out}", *EMA, *more))
+    about = record(tmp_path / out)
+    return about["parameters_sha256"], about["average"]["parameters_sha256"], about["metrics"]["loss"]
+
+
+def steps_of_weights(config: AverageConfig, n: int) -> tuple[Any, list[Any]]:
+    """Averaging over n made-up steps of a small model, and the weights after each."""
+    model = nn.Linear(5, 3)
+    storage = model.initialize(0, "float64")
+    policy: Any = SimpleNamespace(storage=storage, shards=None, blamed="", own=lambda: storage.segments, publish=lambda: None,
+                                  settle=lambda: None)
+    one, seen, rng = Averaging(config, policy, State(model)), [], np.random.default_rng(2)
+    for step in range(1, n + 1):
+        storage.values += rng.normal(size=storage.values.shape) * 0.1
+        seen.append([np.array(p.array) for p in model.parameters()])
+        one.after_step(step, None, 0.0)                      # type: ignore[arg-type]
+    return one, seen
+
+
+@pytest.mark.parametrize("kind", ["ema", "swa"])
+def test_averages_are_those_of_pytorch(kind: str) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    from torch.optim import swa_utils
+    one, seen = steps_of_weights(AverageConfig(kind=kind, decay=0.9, warmup=False, start=4, every=3), 30)    # type: ignore[arg-type]
+    shadow = torch.nn.Linear(5, 3, dtype=torch.float64)
+    more = {"multi_avg_fn": swa_utils.get_ema_multi_avg_fn(0.9)} if kind == "ema" else {}
+    average = swa_utils.AveragedModel(shadow, **more)
+    for values in seen[3::3]:
+        for p, value in zip(shadow.parameters(), values):
+            p.data[...] = torch.from_numpy(value)
+        average.update_parameters(shadow)
+    assert one.models == int(average.n_averaged) == 9
+    for placed, wanted in zip(one.kind.placed(), average.module.parameters()):
+        assert placed.array == pytest.approx(wanted.detach().numpy(), rel=1e-14)
+
+
+def test_an_exponential_average_warms_up() -> None:
+    one, seen = steps_of_weights(AverageConfig(kind="ema", decay=0.99), 3)
+    first = seen[0][0]
+    second = first + (1 - 2 / 11) * (seen[1][0] - first)
+    third = second + (1 - 3 / 12) * (seen[2][0] - second)
+    assert next(iter(one.kind.placed())).array == pytest.approx(third, rel=1e-14)
+
+
+def test_the_model_has_its_weights_again_after_an_evaluation() -> None:
+    one, _ = steps_of_weights(AverageConfig(kind="swa"), 5)
+    storage = one.policy.storage
+    weights, mean = storage.values.copy(), one.mean.copy()
+    with one.in_use():
+        assert all((storage.values[s.start:s.stop] == mean[s.start:s.stop]).all() for s in storage.segments)
+    assert (storage.values == weights).all() and (one.mean == mean).all()
+
+
+def test_the_average_has_one_set_of_bits_on_any_ranks_and_the_weights_are_those_without(tmp_path: Path) -> None:
+    first = run(tmp_path, "one", 1)
+    for i, more in enumerate((("comm.sharding=optimizer",), ("mesh.pp=2",), ("comm.node_shared=true",))):
+        assert run(tmp_path, f"two{i}", 2, *more) == first
+    plain = run_plain(tmp_path)
+    assert plain[0] == first[0] and plain[1] != first[2]
+
+
+def run_plain(tmp_path: Path) -> tuple[str, float]:
+    ok(train(1, write(tmp_path), "run.out=plain", *EMA[2:]))
+    about = record(tmp_path / "plain")
+    return about["parameters_sha256"], about["metrics"]["loss"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [("comm.sharding=gradients",), ("comm.sharding=parameters",),
+                                  ("mesh.tp=2", 'mesh.plan={linear0 = "column", head = "row"}'),
+                                  ("comm.sharding=optimizer", "comm.node_shared=true")])
+def test_the_average_of_other_ways_to_cut_is_near(tmp_path: Path, more: tuple[str, ...]) -> None:
+    first, other = (run(tmp_path, out, n, "train.reproducible=run", *keys) for out, n, keys in (("a", 1, ()), ("b", 2, more)))
+    assert other[2] == pytest.approx(first[2], rel=1e-5)
+
+
+def test_a_resumed_run_has_the_average_of_one_that_was_not(tmp_path: Path) -> None:
+    whole = run(tmp_path, "whole", 1)
+    run(tmp_path, "cut", 2, "train.steps=10", "comm.sharding=optimizer")
+    assert run(tmp_path, "cut", 1, "--resume") == whole
+
+
+NORM = """
+from mpitrain import nn
+def net(width: int = 16):
+    return nn.Sequential([("flatten", nn.Flatten()), ("linear", nn.Linear(64, width)), ("norm", nn.BatchNorm1d(width)),
+                          ("act", nn.ReLU()), ("drop", nn.Dropout(0.5)), ("head", nn.Linear(width, 10))])
+"""
+
+
+def test_a_run_of_the_average_has_statistics_of_its_own(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    (tmp_path / "net.py").write_text(NORM)
+    text = write(tmp_path).read_text().replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
+    (tmp_path / "run.toml").write_text(text)
+    ok(train(1, tmp_path / "run.toml", "run.out=swa", "average.kind=swa", "average.start=10", "average.every=5"))
+    saved = load(tmp_path / "swa")
+    inputs = open_data(saved.config)
+    made = averaged(saved, lambda: inputs)
+    layer, = running_layers(made.model)
+    x = made.transforms(inputs.training.read(np.asarray(inputs.train_rows))[0]).reshape(-1, 64)
+    linear: Any = dict(made.model.named_modules())["linear"]
+    twin = torch.nn.Sequential(torch.nn.Linear(64, 16), torch.nn.BatchNorm1d(16))
+    with torch.no_grad():
+        twin[0].weight[...], twin[0].bias[...] = (torch.from_numpy(np.array(p.array)) for p in linear.parameters())
+    batches = [torch.from_numpy(x[i:i + 48]) for i in range(0, len(x) - 47, 48)]
+    torch.optim.swa_utils.update_bn(batches, twin)
+    for buffer, wanted in zip(layer.buffers, (twin[1].running_mean, twin[1].running_var)):
+        assert np.array(buffer.array) == pytest.approx(wanted.numpy(), rel=1e-4, abs=1e-5)
+    told = ok(mpirun(1, "-m", "mpitrain", "average", "swa", "--out", "made", cwd=tmp_path))
+    assert json.loads(told.out)["parameters_sha256"] == record(tmp_path / "swa")["average"]["parameters_sha256"]
+    found = json.loads(ok(mpirun(1, "-m", "mpitrain", "evaluate", "made", cwd=tmp_path)).out)
+    assert found["loss"] != lines(tmp_path / "swa")[-1]["loss"]             # the statistics of the run are those of its weights
+
+
+def test_a_run_without_an_average_is_not_made_into_one(tmp_path: Path) -> None:
+    ok(train(1, write(tmp_path), "train.steps=2", "average.kind=swa", "average.start=2", "average.every=1", "checkpoint.every=1"))
+    saved = load(tmp_path / "runs" / "run", 1)
+    with pytest.raises(UsageError, match="had averaged nothing at step 1"):
+        averaged(saved, lambda: open_data(load_config(tmp_path / "run.toml", [])))

@@ -1,0 +1,157 @@
+"""Metrics of runs: the same bits on any ranks, scikit-learn's of what the model gave, in the units of the targets; and what ends
+a run early."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from launch import mpirun
+from runs import SMALL, lines, ok, record, refused, train, write
+
+from mpitrain.config import load_config
+from mpitrain.errors import ConfigError
+from mpitrain.plan.inspect import inspect_config
+
+OWN = """
+import numpy as np
+from mpitrain.metrics import Metric
+
+class All(Metric):
+    '''Every output and target: what a test compares metrics of.'''
+    adds, scalar = "rows", False
+    def part(self, seen):
+        n = len(seen.targets)
+        return np.concatenate([seen.outputs.reshape(n, -1), seen.targets.reshape(n, -1)], axis=1)
+    def value(self, total):
+        return total.tolist()
+
+class Wrong(Metric):
+    def part(self, seen):
+        return np.zeros(2) / seen.nothing
+    def value(self, total):
+        return 0.0
+"""
+LAYOUT = ("train.reproducible=layout", "train.micro_batches=6")
+ASKED = 'train.metrics=["mine.py:All", "f1", "auc", "log_loss", "average_precision", {name = "top_k", k = 3}, "confusion"]'
+
+
+def metrics(tmp_path: Path, n: int, *more: str) -> dict[str, Any]:
+    (tmp_path / "mine.py").write_text(OWN)
+    ok(train(n, write(tmp_path), f"run.out=m{n}", "train.steps=20", "train.eval_every=20", *more))
+    found: dict[str, Any] = record(tmp_path / f"m{n}")["metrics"]
+    return found
+
+
+def test_metrics_have_the_same_bits_on_any_ranks_and_are_scikit_learns(tmp_path: Path) -> None:
+    sk = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed: pip install scikit-learn")
+    first = metrics(tmp_path, 1, *LAYOUT, ASKED)
+    for n in (3, 4):
+        assert metrics(tmp_path, n, *LAYOUT, ASKED, *(["mesh.pp=2"] if n == 4 else [])) == first
+    rows = np.array(first.pop("All"))
+    z, y = rows[:, :-1], rows[:, -1].astype(int)
+    p = np.exp(z - z.max(axis=1, keepdims=True))
+    p /= p.sum(axis=1, keepdims=True)
+    expected = {"f1": sk.f1_score(y, z.argmax(axis=1), average="macro"), "auc": sk.roc_auc_score(y, p, multi_class="ovr"),
+                "log_loss": sk.log_loss(y, p), "average_precision": sk.average_precision_score(np.eye(10)[y], p),
+                "top_3": sk.top_k_accuracy_score(y, z, k=3), "accuracy": sk.accuracy_score(y, z.argmax(axis=1))}
+    for name, value in expected.items():
+        assert first[name] == pytest.approx(value, rel=1e-12), name
+    assert first["confusion"] == sk.confusion_matrix(y, z.argmax(axis=1)).tolist()
+    assert first["classes"] == list("0123456789") and "confusion" not in lines(tmp_path / "m1")[-1]
+    again = mpirun(2, "-m", "mpitrain", "evaluate", "m1", cwd=tmp_path)
+    told = json.loads(ok(again).out)
+    assert {name: told[name] for name in (*expected, "confusion")} == {name: first[name] for name in (*expected, "confusion")}
+
+
+def test_ranks_that_have_parts_of_the_outputs_put_them_together(tmp_path: Path) -> None:
+    cut = ("mesh.tp=2", 'mesh.plan={head = "vocabulary"}')
+    one, two = (metrics(tmp_path, n, ASKED, *more) for n, more in ((1, ()), (2, cut)))
+    assert np.array(two["All"]) == pytest.approx(np.array(one["All"]), rel=1e-3, abs=1e-4)
+    assert two["auc"] == pytest.approx(one["auc"], abs=1e-4) and two["confusion"] == one["confusion"]
+
+
+def test_metrics_of_numbers_are_in_the_units_of_the_targets(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(300, 5)).astype(np.float32)
+    y = (1000 + 50 * x[:, :1] * [1, 2] + rng.normal(size=(300, 2))).astype(np.float32)
+    with h5py.File(tmp_path / "units.h5", "w") as file:
+        file["x"], file["y"] = x, y
+    found = metrics(tmp_path, 2, "model.inputs=5", "model.outputs=2", "data.path=units.h5", "train.loss=mse",
+                    "data.target_transform=standardise", 'train.metrics=["mine.py:All", "mae", "rmse", "r2", "relative_l2"]')
+    rows = np.array(found["All"])
+    p, true = rows[:, :2], rows[:, 2:]
+    assert 800 < true.mean() < 1200 and found["mae"] == pytest.approx(np.abs(p - true).mean(), rel=1e-12)
+    assert found["rmse"] == pytest.approx(math.sqrt(((p - true) ** 2).mean()), rel=1e-12)
+    spread = ((true - true.mean(axis=0)) ** 2).sum(axis=0)
+    assert found["r2"] == pytest.approx((1 - ((p - true) ** 2).sum(axis=0) / spread).mean(), rel=1e-11)
+
+
+@pytest.mark.parametrize("keys, words", [
+    (['train.metrics=["mae"]'], ["mae", "labels of classes"]), (['train.metrics=["F1"]'], ["unknown metric", "f1"]),
+    (['train.metrics=[{name="top_k", k=11}]'], ["k = 11", "10 classes"]),
+    (['train.metrics=["mine.py:Wrong"]'], ["Wrong", "nothing", "mine.py"]),
+    (["stop.patience=2", "stop.metric=f1"], ["stop.metric", "f1"]),
+    (["checkpoint.best_metric=auc"], ["checkpoint.best_metric", "auc"]),
+    (["stop.patience=2", "data.validation=0"], ["stop.patience = 2 follows evaluations"]),
+    (["average.kind=ema", "average.start=900"], ["900", "50 steps"]),
+    (["average.kind=ema", "average.decay=1.0"], ["average.decay"]), (["average.kind=mean"], ["average.kind", "mean"]),
+    (["data.validation=fold:6/5"], ["1/5 to 5/5"]), (["data.validation=fold:x"], ["2/5"]),
+    (["train.weight=even"], ["weight"])])
+def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, keys: list[str], words: list[str]) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    with pytest.raises(ConfigError) as error:
+        list(inspect_config(load_config(write(tmp_path), keys), 1))
+    assert all(word in str(error.value) for word in words), error.value
+
+
+def test_a_class_that_the_validation_rows_have_not_is_told_before_training(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file["x"], file["y"] = np.ones((40, 64), np.float32), np.repeat([0, 1], [36, 4])
+    refused(train(2, write(tmp_path), "data.path=one.h5", "data.validation=tail:0.1", 'train.metrics=["auc"]', "model.outputs=2",
+                  "data.transform=[]", "train.batch_size=8"), 78, "auc", "no row of class 0", "stratified")
+
+
+EARLY = ("stop.patience=2", "stop.metric=accuracy", "stop.min_delta=0.5", "train.eval_every=5", "checkpoint.every=5",
+         "checkpoint.best_metric=accuracy", "checkpoint.keep=20")
+
+
+def test_a_run_ends_when_its_metric_has_not_become_better_also_when_resumed(tmp_path: Path) -> None:
+    ok(train(2, write(tmp_path), "run.out=whole", *EARLY))
+    about = record(tmp_path / "whole")
+    found = [line for line in lines(tmp_path / "whole") if line.get("split") == "validation"]
+    assert about["status"] == "done" and about["steps"] == about["ended"]["step"] == found[-1]["step"] < 50
+    assert "accuracy has not become better by more than 0.5 for 2 evaluations" in about["ended"]["reason"]
+    assert len(found) >= 3 and not (tmp_path / "whole" / "checkpoints" / "step-00000050").exists()
+    ok(train(2, write(tmp_path), "run.out=cut", *EARLY, f"train.steps={found[-2]['step']}", "optimizer.schedule=constant"))
+    ok(train(2, write(tmp_path), "run.out=all", *EARLY, "optimizer.schedule=constant"))
+    ok(train(2, write(tmp_path), "run.out=cut", *EARLY, "optimizer.schedule=constant", "--resume"))
+    assert record(tmp_path / "cut")["ended"] == record(tmp_path / "all")["ended"]
+    assert record(tmp_path / "cut")["parameters_sha256"] == record(tmp_path / "all")["parameters_sha256"]
+    best = max(found, key=lambda line: line["accuracy"])
+    told = json.loads(ok(mpirun(1, "-m", "mpitrain", "evaluate", "whole", "--best", cwd=tmp_path)).out)
+    assert told["accuracy"] == best["accuracy"]
+
+
+def test_a_run_that_had_ended_stays_ended_until_it_is_given_more_patience(tmp_path: Path) -> None:
+    ok(train(1, write(tmp_path), *EARLY))
+    first = record(tmp_path / "runs" / "run")
+    ok(train(1, write(tmp_path), *EARLY, "--resume"))
+    assert record(tmp_path / "runs" / "run")["steps"] == first["steps"]
+    ok(train(1, write(tmp_path), *EARLY, "stop.patience=4", "--resume"))
+    assert record(tmp_path / "runs" / "run")["steps"] > first["steps"]
+
+
+def test_without_metrics_nothing_of_them_is_imported(tmp_path: Path) -> None:
+    program = ("import sys\nfrom pathlib import Path\nfrom mpitrain.config import load_config\nfrom mpitrain.run import Run\n"
+               "with Run.of_job(load_config(Path('run.toml'), []), quiet=True) as run: run.train()\n"
+               "late = [m for m in sys.modules if m.startswith('mpitrain.metrics') or m.endswith(('measure', 'averaging'))]\n"
+               "assert not late, late\n")
+    (tmp_path / "program.py").write_text(program)
+    write(tmp_path, SMALL.replace("steps = 50", "steps = 2"))
+    ok(mpirun(1, "program.py", cwd=tmp_path))

@@ -1,0 +1,66 @@
+"""All folds of a run by one command, and class weights that follow a fold's own training rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from launch import mpirun
+from runs import lines, ok, record, refused, write
+
+from mpitrain.data import split
+from mpitrain.train.build.inputs import balanced_weights, open_data
+
+
+def folds(n: int, tmp_path: Path, *arguments: str) -> dict[str, dict[str, float]]:
+    found = ok(mpirun(n, "-m", "mpitrain", "folds", "run.toml", "--k", "3", "--quiet", "run.out=all", "train.steps=10",
+                      *arguments, cwd=tmp_path))
+    told = json.loads(found.out.strip().splitlines()[-1])
+    assert told == json.loads((tmp_path / "all" / "folds.json").read_text()) and told["folds"] == 3
+    metrics: dict[str, dict[str, float]] = told["metrics"]
+    return metrics
+
+
+def test_the_folds_of_a_run_are_runs_whose_metrics_have_a_mean_and_a_deviation(tmp_path: Path) -> None:
+    write(tmp_path)
+    metrics = folds(2, tmp_path, "--stratified", 'train.metrics=["f1"]')
+    for name in ("loss", "accuracy", "f1"):
+        values = [record(tmp_path / "all" / f"fold-{i}")["metrics"][name] for i in (1, 2, 3)]
+        assert metrics[name]["values"] == values and metrics[name]["mean"] == pytest.approx(np.mean(values), rel=1e-14)
+        assert metrics[name]["deviation"] == pytest.approx(np.std(values, ddof=1), rel=1e-12)
+    assert folds(1, tmp_path, "--stratified", 'train.metrics=["f1"]', "--resume") == metrics
+    assert len(lines(tmp_path / "all" / "fold-2")) == 11        # Nothing was trained again.
+    there = mpirun(1, "-m", "mpitrain", "folds", "run.toml", "--k", "3", "run.out=all", cwd=tmp_path)
+    refused(there, there.rc, "fold-1", "--overwrite")
+
+
+def test_what_is_asked_of_folds_is_checked(tmp_path: Path) -> None:
+    write(tmp_path)
+    refused(mpirun(1, "-m", "mpitrain", "folds", "run.toml", "--k", "1", cwd=tmp_path), 64, "2 or more")
+
+
+def test_balanced_weights_are_scikit_learns_of_the_training_rows() -> None:
+    inputs = open_data("digits", validation="fold:2/5", seed=3)
+    labels = inputs.training.read(np.asarray(inputs.train_rows))[1]
+    found = balanced_weights(inputs)
+    assert len(inputs.train_rows) == len(split(1797, "fold:2/5", seed=3)[0])
+    assert found == [len(labels) / (10 * int((labels == c).sum())) for c in range(10)]
+    utils = pytest.importorskip("sklearn.utils", reason="scikit-learn is not installed: pip install scikit-learn",
+                                exc_type=ImportError)
+    wanted = utils.class_weight.compute_class_weight("balanced", classes=np.arange(10), y=labels)
+    assert found == pytest.approx(wanted, rel=1e-15)
+
+
+def test_a_run_with_balanced_weights_is_the_run_with_these_numbers(tmp_path: Path) -> None:
+    write(tmp_path)
+    weights = balanced_weights(open_data("digits"))
+    told = []
+    for i, weight in enumerate(("balanced", json.dumps(weights))):
+        keys = (f"run.out=w{i}", f"train.weight={weight}", "train.steps=4")
+        ok(mpirun(1, "-m", "mpitrain", "train", "run.toml", *keys, cwd=tmp_path))
+        told.append(record(tmp_path / f"w{i}"))
+    assert told[0]["parameters_sha256"] == told[1]["parameters_sha256"] and told[0]["metrics"] == told[1]["metrics"]
+    again = json.loads(ok(mpirun(1, "-m", "mpitrain", "evaluate", "w0", cwd=tmp_path)).out)
+    assert again["loss"] == told[0]["metrics"]["loss"]
