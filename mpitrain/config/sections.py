@@ -50,7 +50,7 @@ class ModelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     path: str = ""                           # an HDF5 file, a folder of shards, or a built-in name ("digits")
-    x: str = ""                              # dataset inside a plain HDF5 file; default: the manifest's
+    x: str | dict[str, Any] = ""             # dataset of the inputs, or {input = "dataset"}; default: the manifest's
     y: str = ""
     validation: float | str = 0.2            # a share, "tail:0.2", or a path; 0 for none
     transform: tuple[str | dict[str, Any], ...] = ()           # names, or tables of a name and its arguments

@@ -91,6 +91,8 @@ def code_of(config: Config, key: str) -> dict[str, str]:
     """SHA-256 of each file with code of the user's that a key names, by the file's name."""
     value = value_of(config, key)
     values = list(value.values()) if key == "model.formats" else value if isinstance(value, (list, tuple)) else [value]
+    for entry in [entry for entry in values if isinstance(entry, dict) and "name" not in entry]:       # a table by input
+        values = [*values, *(one for own in entry.values() for one in (own if isinstance(own, list) else [own]))]
     names = [entry.get("name") if isinstance(entry, dict) else entry for entry in values]
     files = [source_of(name, config.folder) for name in names if isinstance(name, str)]
     return {file.name: file_sha256(file)[:32] for file in files if file is not None}

@@ -16,9 +16,11 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.data.checks import Source
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.loader import SampleReader
+from mpitrain.data.shards import Fields
 from mpitrain.data.transforms import FIT_ROWS, Asked
 from mpitrain.errors import ConfigError
 from mpitrain.models.registry import require_sizes
+from mpitrain.train.build.names import refuse_tables
 
 if TYPE_CHECKING:
     from mpitrain.data.predictions import Predictions
@@ -59,15 +61,13 @@ class Inputs:
         """The first training rows as the model would see them, for a trial before anything is allocated for real."""
         return SampleReader(self.training, self.transforms).read(np.asarray(self.train_rows[:rows], np.int64))
 
-    def row_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of a row and of its target as the model sees them. Built-in transforms keep a row's shape; those of the
+    def example(self) -> tuple[Any, Any]:
+        """A row and its target of the shapes that the model sees. Built-in transforms keep a row's shape; those of the
         user's own learn from the first rows here, and again from all of them before training."""
-        if any(":" in name for name in self.transforms.names):
+        if any(":" in name for own in (self.transforms, *self.transforms.by_input.values()) for name in own.names):
             self.transforms.fit(self.training, self.train_rows[:FIT_ROWS])
-            x, y = self.sample()
-        else:
-            x, y = self.training.read(np.asarray(self.train_rows[:1], np.int64))
-        return x.shape[1:], y.shape[1:]
+            return self.sample()
+        return self.training.read(np.asarray(self.train_rows[:1], np.int64))
 
     def try_some(self, rows: int) -> tuple[Any, Any]:
         """The first training rows, after two have been transformed and augmented: what changes the number of rows is refused."""
@@ -91,7 +91,7 @@ class Inputs:
         return read, 0 if self.validation is None else -(-len(rows) // size)
 
 
-def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str,
+def describe_files(path: str, validation: float | str, folder: Path, x: Any, y: str,
                    started: Popen[bytes] | None = None, *, predictions: str = "") -> dict[str, Any]:
     """Rank 0's description of the files, made before MPI starts: plain data, to be sent to the other ranks.
 
@@ -120,6 +120,8 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
     """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
     dataset = data.Dataset(description["training"])
     other = data.Dataset(description["validation"]) if "validation" in description else None
+    names = list(dataset.x.name) if isinstance(dataset.x, Fields) else []
+    refuse_tables(names, {"data.transform": transform, "data.augment": augment})
     transforms = data.Transforms(transform, folder, target_transform)
     if dataset.kind == ROWS:
         return Inputs(dataset, range(len(dataset)), None, range(0), transforms, token_rows=block is not None)

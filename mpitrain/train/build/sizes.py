@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from mpitrain import models
 from mpitrain.arguments import parameters_of
 from mpitrain.config import Config, changed
 from mpitrain.data import Dataset, scan_labels
+from mpitrain.data.columns import Columns
 from mpitrain.train.build.from_config import make_loss
 from mpitrain.train.build.inputs import Inputs
 
@@ -56,7 +58,7 @@ class Sizes:
         return self.classes() if loss.kind == "classes" else numbers(self.target)
 
     def inputs_(self) -> int | None:
-        return None if self.inputs.tokens else numbers(self.row)
+        return None if self.inputs.tokens or not self.row else numbers(self.row)
 
     def channels(self) -> int | None:
         return self.row[0] if not self.inputs.tokens and len(self.row) in (2, 3) else None
@@ -73,15 +75,22 @@ class Sizes:
             return None
         return self.row[1 if "channels" in self.taken else 0]
 
+    @cached_property
+    def example(self) -> tuple[Any, Any]:
+        return self.inputs.example()
+
     @property
     def row(self) -> tuple[int, ...]:
-        """The shape of a row."""
-        return self.inputs.row_shapes()[0]
+        """The shape of a row; of several inputs by name, that of the only one with floats, or () where there is no such one."""
+        x, _ = self.example
+        floats = [values for values in x.values.values() if values.dtype.kind == "f"] if isinstance(x, Columns) else [x]
+        return floats[0].shape[1:] if len(floats) == 1 else ()
 
     @property
     def target(self) -> tuple[int, ...]:
         """The shape of a row's target."""
-        return self.inputs.row_shapes()[1]
+        shape: tuple[int, ...] = self.example[1].shape[1:]
+        return shape
 
 
 def numbers(shape: tuple[int, ...]) -> int:
@@ -110,6 +119,9 @@ def with_sizes(config: Config, inputs: Inputs, first: Callable[[Callable[[], Any
 
     `first` runs an action on rank 0 and gives all ranks its value.
     """
+    x = getattr(inputs.training, "names", ("",))[0]
+    if isinstance(x, dict) and not config.data.x:            # as the manifest says, for rows of other files later
+        config = changed(config, data={"x": x})
     wanted = left_out(config)
     if not wanted:
         return config
