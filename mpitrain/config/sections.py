@@ -56,7 +56,10 @@ class DataConfig:
     transform: tuple[str | dict[str, Any], ...] = ()           # names, or tables of a name and its arguments
     target_transform: tuple[str | dict[str, Any], ...] = ()    # of regression targets; each can be undone
     augment: tuple[str | dict[str, Any], ...] = ()
-    stride: int = 1
+    stride: int = 1                          # between the starts of windows of tokens or steps
+    length: int = 0                          # steps of a window of a series; 0: the data are no series
+    horizon: int = 1                         # steps after it that are predicted
+    targets: tuple[int, ...] = ()            # columns that are predicted; default: all
     drop_last: bool = True
     workers: int = 1
 

@@ -29,7 +29,7 @@ FORMAT = "mpitrain shards"
 VERSION, NAMED = 1, 2            # of a manifest with inputs by name, which older versions of ours do not read
 BLOCK = 1 << 20
 MAX_BYTES = 1 << 28
-KINDS = ("classification", "regression", "tokens")
+KINDS = ("classification", "regression", "tokens", "series")
 SHARD_KEYS: dict[str, type] = {"file": str, "size": int}
 
 

@@ -45,15 +45,15 @@ class Limits:
 
 
 def describe(path: Path | str, *, x: Asked | None = None, y: str | None = None, limits: Limits = Limits(),  # noqa: B008
-             parser: Parser | None = None, apart: Path | None = None) -> dict[str, Any]:
+             parser: Parser | None = None, apart: Path | None = None, series: bool = False) -> dict[str, Any]:
     """The description of a dataset: a plain HDF5 file, a folder of shards (with a manifest or without), or a built-in name.
 
     `x` and `y` name datasets inside the file, `x` perhaps several, by the names of the model's inputs; without them a manifest
-    says, or the only sensible choice is taken. A bare
-    name of a built-in set means that set ("./digits" is the folder). The result holds, in plain JSON types, `kind`
-    ("classification", "regression" or "tokens"), and per file its size, time stamp and where the values of x and y lie.
-    `parser` is asked, within its `with` block, in place of one with these `limits`. `apart` is a file with another use, such as
-    validation, which may lie in the folder unlisted.
+    says, or the only sensible choice is taken. A bare name of a built-in set means that set ("./digits" is the folder). The
+    result holds, in plain JSON types, `kind` ("classification", "regression", "tokens" or "series"), and per file its size, time
+    stamp and where the values of x and y lie.
+    With `series` the kind is "series", of a dataset alone. `parser` is asked, within its `with` block, in place of one with these
+    `limits`. `apart` is a file with another use, such as validation, which may lie in the folder unlisted.
 
     Raises MissingError, AccessError, or DataError naming file and dataset: not HDF5, damaged, values in other files,
     a type or filter that is not read, shards that do not fit each other or the manifest, a file that would be left out.
@@ -62,6 +62,7 @@ def describe(path: Path | str, *, x: Asked | None = None, y: str | None = None, 
     files, manifest = find_files(root, apart)
     if manifest is not None:
         x, y = x or manifest["x"], y or (manifest["y"] if x in (None, manifest["x"]) else None)
+        series = series or manifest["kind"] == "series"
     elif y is not None and x is None:
         raise DataError(f'data.y="{y}" is given without data.x; name both', file=root)
     shards = []
@@ -72,7 +73,8 @@ def describe(path: Path | str, *, x: Asked | None = None, y: str | None = None, 
             x, y = named_as(found), found["y"] and found["y"]["name"]
             shards.append({"file": str(file.absolute()), "size": size, "mtime_ns": changed, **found})
     check_agreement(shards)
-    description = {"path": str(path), "host": socket.gethostname(), "x": x, "y": y, "kind": kind_of(shards[0]), "shards": shards,
+    description = {"path": str(path), "host": socket.gethostname(), "x": x, "y": y, "kind": kind_of(shards[0], series),
+                   "shards": shards,
                    "vocabulary": None, "classes": None}
     if manifest is not None:
         match_manifest(description, manifest, root / MANIFEST)
@@ -92,14 +94,20 @@ def sample_file(path: Path, size: int, n_files: int) -> str:
             os.close(fd)
 
 
-def kind_of(shard: dict[str, Any]) -> str:
+def kind_of(shard: dict[str, Any], series: bool = False) -> str:
     """What the shapes and types of a file say it is for; raises DataError where they say nothing sensible."""
     x, y = shard[inputs_of(shard)[0]], shard["y"]
+    if series and (y is not None or "x" not in shard):
+        raise DataError("data.length cuts windows out of the series of one dataset, whose columns data.targets are predicted; "
+                        "name that dataset alone, with data.x", file=shard["file"], dataset=x["name"])
+    if series:
+        return "series"
     if y is None:
         if "x" in shard and len(x["shape"]) == 1 and np.dtype(x["dtype"]).kind in "iu":
             return "tokens"
         raise DataError(f'there are no targets: set data.y to the dataset that "{x["name"]}" should predict (only a 1-D dataset '
-                        f"of integers, tokens, stands alone)", file=shard["file"], dataset=x["name"])
+                        f"of integers, tokens, stands alone, and series, with data.length)", file=shard["file"],
+                        dataset=x["name"])
     if np.dtype(y["dtype"]).kind == "f":
         return "regression"
     return "classification"

@@ -161,16 +161,19 @@ class Transforms:
     """The transforms of `data.transform`, applied in the order of their names. Empty: x goes through as it is.
 
     Inputs by name have transforms each, `by_input`: ``{image = "scale", table = ["standardise"]}``; others stay as they are.
+    `by_step`: samples are windows of series, (length, features), and each step is transformed as a row is.
     `targets` are those of `data.target_transform`, which can all be undone; None where there are none.
     """
 
-    def __init__(self, asked: Asked = None, folder: Path | None = None, targets: Asked = None, *, key: str = BY_INPUT):
+    def __init__(self, asked: Asked = None, folder: Path | None = None, targets: Asked = None, *, key: str = BY_INPUT,
+                 by_step: bool = False):
         by_input = tables_by_input(asked) if key == BY_INPUT else {}
         self.by_input = {name: Transforms(own, folder, key=f"{key}.{name}") for name, own in by_input.items()}
+        self.by_step = by_step
         asked_for = [] if by_input else entries(asked, key)
         self.names, self.key = [name for name, _ in asked_for], key
         self.parts = [_transform(name, arguments, folder) for name, arguments in asked_for]
-        self.targets = Transforms(targets, folder, key="data.target_transform") if targets else None
+        self.targets = Transforms(targets, folder, key="data.target_transform", by_step=by_step) if targets else None
         for name, part in zip(self.targets.names, self.targets.parts) if self.targets is not None else ():
             if type(part).inverse is Transform.inverse:
                 raise ConfigError(f'data.target_transform "{name}" has no `inverse`; take one that has, such as "standardise"')
@@ -190,6 +193,9 @@ class Transforms:
                 continue
 
             def blocks(done: int = i) -> Any:
+                if self.by_step:                              # every step once, though windows overlap
+                    yield from (self._applied(pick(both), done) for both in source.steps())     # type: ignore[attr-defined]
+                    return
                 for start in range(0, len(rows), FIT_ROWS):
                     chunk = np.asarray(rows[start:start + FIT_ROWS], np.int64)
                     x = pick(source.read(chunk))
@@ -201,6 +207,11 @@ class Transforms:
         """`x` after the first `stop` transforms, or all."""
         if self.by_input:
             return Columns({name: self.by_input[name](values) if name in self.by_input else values for name, values in x.items()})
+        if self.by_step and self.parts:
+            return self._applied(x.reshape(-1, x.shape[-1]), stop).reshape(*x.shape[:-1], -1)
+        return self._applied(x, stop)
+
+    def _applied(self, x: Any, stop: int | None) -> Any:
         for name, part in zip(self.names[:stop], self.parts):
             x = rows_alike(part, f'{self.key} "{name}"', x)
         return x
@@ -210,9 +221,12 @@ class Transforms:
 
     def inverse(self, y: Values) -> Values:
         """Undoes all transforms, the last one first."""
+        shape = y.shape
+        if self.by_step:
+            y = y.reshape(-1, shape[-1] if len(shape) > 1 else 1)
         for part in reversed(self.parts):
             y = part.inverse(y)
-        return y
+        return y.reshape(shape)
 
     def state_dict(self) -> dict[str, Values]:
         """``"0.standardise.mean"`` -> array: plain named arrays, for the checkpoint and for the other ranks."""

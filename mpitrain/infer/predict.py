@@ -23,6 +23,7 @@ from mpitrain.data import Dataset
 from mpitrain.data.checks import check_exact
 from mpitrain.data.columns import Columns, inputs_of
 from mpitrain.data.predictions import rows_sha256
+from mpitrain.data.series import SeriesWindows
 from mpitrain.data.shards import Fields
 from mpitrain.errors import OutputError, print_warning
 from mpitrain.infer import output
@@ -54,8 +55,9 @@ class Reader:
 
     def __init__(self, used: InUse, config: Config):
         source = used.inputs.training
-        assert isinstance(source, Dataset)
-        self.source, self.transforms, self.n, field = source, used.inputs.transforms, len(source), source.x
+        assert isinstance(source, Dataset | SeriesWindows)
+        self.source: Any = source
+        self.transforms, self.n, field = used.inputs.transforms, len(source), self.source.x
         self.tokens, self.dtype = used.inputs.tokens, used.policy.layout.dtype
         if not isinstance(field, Fields):
             refuse_rows(field.shape, field.dtype, self.tokens, file=source.where(0)[0], dataset=field.name)

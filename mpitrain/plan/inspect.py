@@ -38,7 +38,7 @@ from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train.build.from_config import checkpoint_folder, never_thawed, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
-from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.build.inputs import Inputs, describe_files, inputs_of
 from mpitrain.train.build.offload import files_folder, new_file
 from mpitrain.train.build.sizes import said_by_data, with_sizes
 from mpitrain.train.build.trial import try_samples
@@ -127,10 +127,8 @@ def try_by_itself(config: Config, p: Placement, loss: Any, inputs: Inputs) -> No
 def open_data(config: Config) -> Inputs:
     """The data of a configuration."""
     d = config.data
-    files = describe_files(d.path, d.validation, config.folder, d.x, d.y, predictions=config.distil.predictions)
-    return open_inputs(files, validation=d.validation, seed=config.run.seed, block=config.model.arguments.get("block"),
-                       stride=d.stride, transform=d.transform, target_transform=d.target_transform, augment=d.augment,
-                       folder=config.folder)
+    return inputs_of(config, describe_files(d.path, d.validation, config.folder, d.x, d.y,
+                                            predictions=config.distil.predictions, series=d.length > 0))
 
 
 def bytes_line(stages: Sequence[Placement], optimizer: Optimizer) -> str:

@@ -26,7 +26,8 @@ def keys(**sections: str) -> frozenset[str]:
 
 
 ROWS = keys(                                     # These decide the order of the samples, or which rows train.
-    run="seed", model="block", data="validation transform target_transform augment stride drop_last", train="batch_size")
+    run="seed", model="block", train="batch_size",
+    data="validation transform target_transform augment stride length horizon targets drop_last")
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
     model="name shapes formats ranks", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "

@@ -13,6 +13,7 @@ import numpy as np
 from mpitrain import data
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.config import Config
 from mpitrain.data.checks import Source
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.loader import SampleReader
@@ -92,7 +93,7 @@ class Inputs:
 
 
 def describe_files(path: str, validation: float | str, folder: Path, x: Any, y: str,
-                   started: Popen[bytes] | None = None, *, predictions: str = "") -> dict[str, Any]:
+                   started: Popen[bytes] | None = None, *, predictions: str = "", series: bool = False) -> dict[str, Any]:
     """Rank 0's description of the files, made before MPI starts: plain data, to be sent to the other ranks.
 
     `predictions` is a file of a teacher's, for the rows of `path`. `started` is what `files.parser.start_parser` gave, and is
@@ -100,9 +101,11 @@ def describe_files(path: str, validation: float | str, folder: Path, x: Any, y: 
     """
     other = folder / validation if isinstance(validation, str) and data.share_of(validation) is None else None
     with data.Parser(process=started) as parser:
-        found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser, apart=other)}
+        found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser, apart=other,
+                                           series=series)}
         if other is not None:
-            found["validation"] = data.describe(locate(str(validation), folder), x=x or None, y=y or None, parser=parser)
+            found["validation"] = data.describe(locate(str(validation), folder), x=x or None, y=y or None, parser=parser,
+                                                series=series)
             data.check_validation(found["training"], found["validation"])
         if predictions:
             from mpitrain.data.predictions import describe_predictions  # few runs have some
@@ -116,15 +119,24 @@ def locate(path: str, folder: Path) -> Path | str:
 
 
 def open_inputs(description: dict[str, Any], *, validation: float | str, seed: int, block: int | None = None, stride: int = 1,
-                transform: Asked = (), target_transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
-    """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
+                transform: Asked = (), target_transform: Asked = (), augment: Asked = (), folder: Path | None = None,
+                length: int = 0, horizon: int = 1, targets: tuple[int, ...] = ()) -> Inputs:
+    """Opens what `describe_files` described and splits it; `block` is the window of a language model, `length`, `horizon` and
+    `targets` are those of series."""
     dataset = data.Dataset(description["training"])
     other = data.Dataset(description["validation"]) if "validation" in description else None
     names = list(dataset.x.name) if isinstance(dataset.x, Fields) else []
     refuse_tables(names, {"data.transform": transform, "data.augment": augment})
-    transforms = data.Transforms(transform, folder, target_transform)
+    transforms = data.Transforms(transform, folder, target_transform, by_step=length > 0)
+    if dataset.kind == ROWS and length:
+        from mpitrain.data.series import SeriesWindows, Windows  # few runs have series
+        every = SeriesWindows(dataset, Windows(length, 0, stride))
+        return Inputs(every, range(len(every)), None, range(0), transforms)
     if dataset.kind == ROWS:
         return Inputs(dataset, range(len(dataset)), None, range(0), transforms, token_rows=block is not None)
+    if dataset.kind == "series" or length or targets or horizon != 1:
+        return _series(dataset, other, validation, transforms, data.augmentations(augment, folder), length, horizon, stride,
+                       targets)
     if target_transform and dataset.kind != "regression":
         raise ConfigError(f"data.target_transform is for regression, and these data are for {dataset.kind}; leave it empty")
     functions = data.augmentations(augment, folder)
@@ -149,6 +161,27 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
         return Inputs(dataset, range(len(dataset)), other, range(len(other)), transforms, functions, predictions=predictions)
     train_rows, validation_rows = data.split(len(dataset), validation, seed=seed)
     return Inputs(dataset, train_rows, dataset, validation_rows, transforms, functions, predictions=predictions)
+
+
+def _series(dataset: data.Dataset, other: data.Dataset | None, validation: float | str, transforms: data.Transforms,
+            augment: list[Any], length: int, horizon: int, stride: int, targets: tuple[int, ...]) -> Inputs:
+    """Windows over series."""
+    from mpitrain.data.series import SeriesWindows, Windows, refuse_without_length, series_split  # few runs have series
+    refuse_without_length(dataset.kind, length, targets, horizon)
+    cut = Windows(length, horizon, stride, targets)
+    training, held_out = series_split(dataset, cut, 0 if other is not None else validation)
+    if other is not None:
+        held_out = SeriesWindows(other, cut)
+    rows = range(len(held_out)) if held_out is not None else range(0)
+    return Inputs(training, range(len(training)), held_out, rows, transforms, augment)
+
+
+def inputs_of(config: Config, files: dict[str, Any]) -> Inputs:
+    """The data of a configuration, whose files have been described."""
+    d = config.data
+    return open_inputs(files, validation=d.validation, seed=config.run.seed, block=config.model.arguments.get("block"),
+                       stride=d.stride, transform=d.transform, target_transform=d.target_transform, augment=d.augment,
+                       folder=config.folder, length=d.length, horizon=d.horizon, targets=d.targets)
 
 
 def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y: str = "", seed: int = 0,

@@ -5,6 +5,7 @@
     inputs              the numbers of a row
     features            the numbers at a position of a row (positions, features), or of a row (features,)
     length              the positions of such a row, or of a row (channels, length) for a model that has channels
+    horizon             the steps to predict, of series
     channels, size      rows (channels, size, size); the former of rows (channels, length), too
     outputs             what the loss wants of a row: the classes, or the numbers of a target
 """
@@ -98,9 +99,15 @@ def numbers(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
+def horizon(sizes: Sizes) -> int | None:
+    """The steps to predict, of series."""
+    return sizes.target[0] if sizes.inputs.training.kind == "series" else None
+
+
 FOUND: dict[str, Callable[[Sizes], int | None]] = {
     "vocabulary": Sizes.vocabulary, "classes": Sizes.classes, "outputs": Sizes.outputs, "inputs": Sizes.inputs_,
-    "channels": Sizes.channels, "size": Sizes.size, "features": Sizes.features, "length": Sizes.length}
+    "channels": Sizes.channels, "size": Sizes.size, "features": Sizes.features, "length": Sizes.length,
+    "horizon": horizon}
 
 
 def model_of(config: Config) -> Any:
