@@ -150,5 +150,17 @@ def test_predictions_refuse_other_names_and_broken_integers(tmp_path):
     assert caught.value.row == 1
 
 
+@pytest.mark.parametrize("place", [(37, 4), (5, 0)])
+def test_an_integer_that_a_table_lacks_is_named_with_its_row_before_training(tmp_path, place):
+    path, (tokens, values, labels) = folder_of(tmp_path), rows()
+    tokens[place] = 9
+    write_shards(tmp_path / "shards", {"tokens": tokens, "values": values}, labels, kind="classification", shard_rows=20,
+                 overwrite=True)
+    with pytest.raises(DataError) as caught:
+        inspected(path)
+    assert f'the input "tokens" is 9 in column {place[1]}, and the model has no place for it' in caught.value.message
+    assert (caught.value.row, caught.value.dataset) == (place[0] % 20, "/x.tokens")
+
+
 def test_an_unknown_name_ends_the_run_before_it_starts(tmp_path):
     refused(train(2, folder_of(tmp_path), "data.x={ids='x.tokens',values='x.values'}", "data.y=y"), 78, 'the input "ids"')

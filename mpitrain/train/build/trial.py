@@ -56,6 +56,9 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     file = inputs.training.where(0)[0]
     refuse_names(inference.stage.whole, x)
     placement.refuse_samples(x, y)
+    if control is not None and isinstance(x, Columns):
+        from mpitrain.train.build.extremes import try_extremes  # few models have inputs by name
+        try_extremes(inference, inputs, control)
     outputs = outputs_of(inference, x, y, file)
     found = outputs[0].shape if outputs else None
     shape, host_y, y = output_shape(found), y, inference.feed.part(y)
