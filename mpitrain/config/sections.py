@@ -50,13 +50,16 @@ class ModelConfig:
 @dataclass(frozen=True)
 class DataConfig:
     path: str = ""                           # an HDF5 file, a folder of shards, or a built-in name ("digits")
-    x: str = ""                              # dataset inside a plain HDF5 file; default: the manifest's
+    x: str | dict[str, Any] = ""             # dataset of the inputs, or {input = "dataset"}; default: the manifest's
     y: str = ""
     validation: float | str = 0.2            # a share, "tail:0.2", or a path; 0 for none
     transform: tuple[str | dict[str, Any], ...] = ()           # names, or tables of a name and its arguments
     target_transform: tuple[str | dict[str, Any], ...] = ()    # of regression targets; each can be undone
     augment: tuple[str | dict[str, Any], ...] = ()
-    stride: int = 1
+    stride: int = 1                          # between the starts of windows of tokens or steps
+    length: int = 0                          # steps of a window of a series; 0: the data are no series
+    horizon: int = 1                         # steps after it that are predicted
+    targets: tuple[int, ...] = ()            # columns that are predicted; default: all
     drop_last: bool = True
     workers: int = 1
 

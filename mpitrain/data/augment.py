@@ -9,33 +9,45 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpitrain.arguments import bound
+from mpitrain.data.columns import Columns
 from mpitrain.data.keyed import draw
 from mpitrain.data.shards import Values
-from mpitrain.data.transforms import Asked, entries, rows_alike
+from mpitrain.data.transforms import Asked, entries, rows_alike, tables_by_input
 from mpitrain.errors import ConfigError
 from mpitrain.registry import Registry
 
 Keys = NDArray[np.uint64]
-Augmentation = Callable[[Values, Keys], Values]
+Augmentation = Callable[[Any, Keys], Any]         # of an array's rows, or, where inputs have names, of `Columns`
+
+BY_INPUT = "data.augment"        # takes a table by input
 
 AUGMENTATIONS: Registry[Augmentation] = Registry("augmentation")
 
 
-def augmentations(asked: Asked, folder: Path | None = None) -> list[Augmentation]:
-    """The functions of `data.augment`, in order."""
+def augmentations(asked: Asked, folder: Path | None = None, *, key: str = BY_INPUT) -> list[Augmentation]:
+    """The functions of `data.augment`, in order; inputs by name have some each."""
+    if by_input := tables_by_input(asked) if key == BY_INPUT else {}:
+        return [partial(of_input, name, function) for name, own in by_input.items()
+                for function in augmentations(own, folder, key=f"{key}.{name}")]
     found: list[Augmentation] = []
-    for name, arguments in entries(asked, "data.augment"):
+    for name, arguments in entries(asked, key):
         function = AUGMENTATIONS.resolve(name, folder)
         if not callable(function):
-            raise ConfigError(f'data.augment "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
+            raise ConfigError(f'{key} "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
         one = bound(function, arguments, f'augmentation "{name}"', "data.augment")
-        found.append(partial(rows_alike, one, f'data.augment "{name}"'))
+        found.append(partial(rows_alike, one, f'{key} "{name}"'))
     return found
+
+
+def of_input(name: str, function: Augmentation, x: Any, keys: Keys) -> Columns:
+    """Inputs by name, one of them augmented."""
+    return Columns({own: function(values, keys) if own == name else values for own, values in x.items()})
 
 
 def _need_images(x: Values, name: str) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpitrain.data.columns import inputs_of, labels_of
+
 BLOCK, BLOCKS = 4096, 66          # The head of a file, its tail, and 64 blocks between them are hashed, ...
 FEWEST, SPREAD = 4, 16 * BLOCKS   # ... of many files fewer blocks of each, so that a thousand cost what sixteen do.
 WHOLE = 4                         # A file of at most so many times these bytes is read from end to end, which is as fast.
@@ -37,14 +39,15 @@ def identity(description: Mapping[str, Any]) -> dict[str, Any]:
     """The identity of a described dataset (`probe.describe`) as plain JSON data; where its files lie is no part of it."""
     files = [_file(shard) for shard in description["shards"]]
     told = [{key: value for key, value in file.items() if key != "file"} for file in files]
-    values = description["shards"][0]["x"]
+    first = description["shards"][0]
+    row = {label: {"shape": list(first[label]["shape"][1:]), "dtype": first[label]["dtype"]} for label in inputs_of(first)}
     found = {"x": description["x"], "y": description["y"], "sha256": _digest(told), "n_files": len(files),
-             "row": {"shape": list(values["shape"][1:]), "dtype": values["dtype"]}}
+             "row": row.get("x", row)}
     return found | ({"files": files} if len(files) <= LISTED else {})
 
 
 def _file(shard: Mapping[str, Any]) -> dict[str, Any]:
-    fields = {label: shard[label] for label in ("x", "y") if shard[label] is not None}
+    fields = {label: shard[label] for label in labels_of(shard)}
     found: dict[str, Any] = {"file": Path(shard["file"]).name, "size": shard["size"]}
     if "sample" not in shard:                    # Checksums say more than places: values may lie anywhere.
         return found | {"content": _digest([[field["dtype"], field["shape"], field["sha256"]] for field in fields.values()])}
@@ -80,7 +83,7 @@ def difference(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _of_file(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if was["size"] != now["size"]:
         return f"{was['size']:,} bytes then, {now['size']:,} now"
-    for label in ("x", "y"):
+    for label in dict.fromkeys([*labels_of(was), *labels_of(now)]):
         before, after = was.get(label) or {}, now.get(label) or {}
         for key in [*before, *(key for key in after if key not in before)]:
             if before.get(key) != after.get(key):
@@ -96,5 +99,6 @@ def _value(value: Any) -> str:
     return value[:8] if isinstance(value, str) else str(value)
 
 
-def _quoted(name: str | None) -> str:
-    return f'"{name}"' if name is not None else "none"
+def _quoted(name: str | Mapping[str, str] | None) -> str:
+    return f'"{name}"' if isinstance(name, str) else "none" if name is None else ", ".join(f'{key} = "{one}"' for key, one in
+                                                                                              name.items())

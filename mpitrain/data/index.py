@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.data.manifest import BLOCK, FORMAT, MANIFEST, VERSION
+from mpitrain.data.columns import Asked, labels_of
+from mpitrain.data.manifest import BLOCK, FORMAT, MANIFEST, version_of
 from mpitrain.data.probe import describe
 from mpitrain.data.shards import Dataset
 from mpitrain.data.storage import File
@@ -23,7 +24,7 @@ from mpitrain.files.disk import sync_folder, write_file
 from mpitrain.files.signed import signed_text
 
 
-def index(folder: Path | str, *, x: str | None = None, y: str | None = None) -> tuple[int, int]:
+def index(folder: Path | str, *, x: Asked | None = None, y: str | None = None) -> tuple[int, int]:
     """Write ``manifest.json`` beside the HDF5 files of `folder`, with a SHA-256 of each MiB or chunk: (rows, checksums).
 
     The files are read twice and left as they are: first every chunk is decoded, then the sums are taken. OutputError where there
@@ -38,8 +39,8 @@ def index(folder: Path | str, *, x: str | None = None, y: str | None = None) -> 
     description = describe(folder, x=x, y=y)
     with closing(Dataset(description)) as dataset:
         dataset.verify()
-    manifest = {"format": FORMAT, "version": VERSION, "kind": description["kind"], "x": description["x"], "y": description["y"],
-                "block": BLOCK, "classes": None, "vocabulary": None,
+    manifest = {"format": FORMAT, "version": version_of(description["x"]), "kind": description["kind"], "x": description["x"],
+                "y": description["y"], "block": BLOCK, "classes": None, "vocabulary": None,
                 "shards": [_entry(shard, description["host"]) for shard in description["shards"]]}
     new = folder / f".{MANIFEST}.tmp-{secrets.token_hex(4)}"         # an interrupted one is no manifest
     try:
@@ -48,7 +49,7 @@ def index(folder: Path | str, *, x: str | None = None, y: str | None = None) -> 
         sync_folder(folder, write_error)
     finally:
         new.unlink(missing_ok=True)
-    sums = sum(len(shard[label]["sha256"]) for shard in manifest["shards"] for label in ("x", "y") if label in shard)
+    sums = sum(len(shard[label]["sha256"]) for shard in manifest["shards"] for label in labels_of(shard))
     return len(dataset), sums
 
 
@@ -56,10 +57,10 @@ def _entry(shard: dict[str, Any], host: str) -> dict[str, Any]:
     file = File(shard, host)
     try:
         entry: dict[str, Any] = {"file": file.path.name, "size": shard["size"]}
-        for label in ("x", "y"):
-            if (field := shard[label]) is not None:
-                sums = [hashlib.sha256(piece).hexdigest() for piece in _pieces(file, field)]
-                entry[label] = {"dtype": field["dtype"], "shape": field["shape"], "sha256": sums}
+        for label in labels_of(shard):
+            field = shard[label]
+            sums = [hashlib.sha256(piece).hexdigest() for piece in _pieces(file, field)]
+            entry[label] = {"dtype": field["dtype"], "shape": field["shape"], "sha256": sums}
         file.check()
     finally:
         file.close()

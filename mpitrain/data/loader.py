@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mpitrain.backend import use_pool
 from mpitrain.data.augment import Augmentation
 from mpitrain.data.checks import Source, check_exact, check_finite, check_labels
+from mpitrain.data.columns import Columns, each_of
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.sampler import Sampler
 from mpitrain.data.shards import Rows, Values
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class MicroBatch:
     """The unit of arithmetic: some consecutive rows of one global batch."""
 
-    x: Values
+    x: Any                 # an array of rows, or `Columns` where inputs have names
     y: Values
     samples: Rows          # Dataset rows are the key of everything random about a sample.
     index: int             # The micro-batch's number in the global batch.
@@ -57,19 +58,24 @@ class SampleReader:
         tokens = source.kind == "tokens"
         self.ignore, self.dtype = IGNORE if tokens else ignore, None if tokens else dtype
 
+<<<<<<< HEAD
     def read(self, rows: Rows, epoch: int | None = None) -> tuple[Values, Values]:
         """Inputs and targets; `epoch` is None outside of training."""
+=======
+    def read(self, rows: Rows) -> tuple[Any, Values]:
+>>>>>>> refs/heads/inputs
         source = self.source
         x, y = source.read(rows)
         x_name, y_name = source.names
-        check_finite(x, rows, source, x_name)
+        for array, name in each_of(x, x_name):
+            check_finite(array, rows, source, name)
         check_finite(y, rows, source, y_name)
         if self.n_classes is not None and y.dtype.kind in "biu":
             if source.kind == "tokens":
                 check_labels(x, rows, self.n_classes, source, x_name)
             check_labels(y, rows, self.n_classes, source, y_name, self.ignore)
         x = self.transforms(x)
-        if self.dtype is not None:
+        if self.dtype is not None and not isinstance(x, Columns):            # integers by name stay integers
             check_exact(x, rows, source, x_name, self.dtype)
         y = self.transforms.of_targets(y)
         return (x, y) if self.tasks is None else self.tasks(x, y, rows, epoch)

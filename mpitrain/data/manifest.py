@@ -5,6 +5,7 @@
      "shards": [{"file": "shard-00000.h5", "size": 2048, "x": {"dtype": "|u1", "shape": [9, 8], "sha256": ["01ab..", ...]}, ...}],
      "sha256": "9f2c.."}
 
+With inputs by name "x" is a table, {"tokens": "/x.tokens", ...}, and a shard has an entry "x.tokens" for each (version 2).
 There is one SHA-256 for each `block` bytes of a contiguous dataset's values as they lie in the file (the last may be
 shorter), or for each stored chunk, in C order of the chunk grid, of a chunked one. That of the manifest itself may be
 left out.
@@ -19,16 +20,17 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.data.columns import Asked, labelled, labels_of
 from mpitrain.errors import DataError, MissingError
 from mpitrain.files.signed import body_sha256, parse
 
 MANIFEST = "manifest.json"
 FORMAT = "mpitrain shards"
-VERSION = 1
+VERSION, NAMED = 1, 2            # of a manifest with inputs by name, which older versions of ours do not read
 BLOCK = 1 << 20
 MAX_BYTES = 1 << 28
-KINDS = ("classification", "regression", "tokens")
-SHARD_KEYS = {"file": str, "size": int, "x": dict}
+KINDS = ("classification", "regression", "tokens", "series")
+SHARD_KEYS: dict[str, type] = {"file": str, "size": int}
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
@@ -42,9 +44,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(f"the manifest is not JSON: {error}", file=path) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise DataError(f'this is not a manifest of {FORMAT} ("format": "{FORMAT}" is missing)', file=path)
-    if manifest.get("version") != VERSION:
-        raise DataError(f"schema version {manifest.get('version')!r}; this mpitrain reads version {VERSION}: "
-                        f"import the data again", file=path)
+    known = NAMED if isinstance(manifest.get("x"), dict) else VERSION
+    if manifest.get("version") != known:
+        raise DataError(f"schema version {manifest.get('version')!r}; this mpitrain reads version {known}: import the data again",
+                        file=path)
     body = {name: value for name, value in manifest.items() if name != "sha256"}
     try:
         right = "sha256" not in manifest or manifest["sha256"] == body_sha256(body)
@@ -52,7 +55,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
         right = False
     _require(right, 'its own sha256 does not match; if it was changed on purpose, take out the line "sha256"', path)
     _require(manifest.get("kind") in KINDS, f"kind is {manifest.get('kind')!r}, not one of {', '.join(KINDS)}", path)
-    _require(isinstance(manifest.get("x"), str), '"x" must name a dataset', path)
+    x = manifest.get("x")
+    names = list(x.values()) if isinstance(x, dict) else [x]
+    _require(bool(names) and all(isinstance(name, str) for name in names), '"x" must name a dataset, or one for each input', path)
     _require(manifest.get("y") is None or isinstance(manifest["y"], str), '"y" must name a dataset or be null', path)
     block = manifest.get("block")
     _require(type(block) is int and 1 <= block <= 1 << 30, f"block is {block!r}, not a number of bytes", path)
@@ -64,7 +69,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     _require(isinstance(shards, list) and bool(shards), "shards must be a list with at least one entry", path)
     assert isinstance(shards, list)
     for shard in shards:
-        _check_shard(shard, manifest["y"] is not None, path)
+        _check_shard(shard, list(labelled(manifest["x"], manifest["y"])), path)
     names = [shard["file"] for shard in shards]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
@@ -77,18 +82,24 @@ def _require(condition: bool, message: str, path: Path) -> None:
         raise DataError(f"the manifest is damaged: {message}", file=path)
 
 
-def _check_shard(shard: Any, targets: bool, path: Path) -> None:
-    _require(isinstance(shard, dict) and all(isinstance(shard.get(k), t) for k, t in SHARD_KEYS.items()),
-             f"a shard needs {', '.join(SHARD_KEYS)}", path)
+def version_of(x: Asked) -> int:
+    """The version of a manifest with these inputs."""
+    return VERSION if isinstance(x, str) else NAMED
+
+
+def _check_shard(shard: Any, labels: list[str], path: Path) -> None:
+    wanted = SHARD_KEYS | {label: dict for label in labels if label != "y"}
+    _require(isinstance(shard, dict) and all(isinstance(shard.get(key), kind) for key, kind in wanted.items()),
+             f"a shard needs {', '.join(wanted)}", path)
     name = shard["file"]
     plain = PurePosixPath(name).name == name and name not in ("", ".", "..") and name.isprintable()
     _require(plain, f"shard {name!r} must be a plain file name in the manifest's folder", path)
     if not os.path.lexists(path.parent / name):
         raise MissingError(f'shard "{name}" of the manifest is not there', file=path.parent / name)
     _require(not (path.parent / name).is_symlink(), f'shard "{name}" is a symbolic link', path)
-    _require((shard.get("y") is not None) == targets, f'"y" of shard "{name}" and of the whole set disagree', path)
-    for label in ("x", "y") if targets else ("x",):
-        dataset = shard[label]
+    _require((shard.get("y") is not None) == ("y" in labels), f'"y" of shard "{name}" and of the whole set disagree', path)
+    for label in labels:
+        dataset = shard.get(label)
         sums = dataset.get("sha256") if isinstance(dataset, dict) else None
         _require(isinstance(sums, list) and all(isinstance(s, str) and len(s) == 64 for s in sums),
                  f'"{label}" of shard "{name}" has no list of SHA-256 sums', path)
@@ -101,9 +112,10 @@ def match_manifest(description: dict[str, Any], manifest: dict[str, Any], path: 
         if shard["size"] != promised["size"]:
             raise DataError(f"has {shard['size']:,} bytes, but the manifest says {promised['size']:,}; it is truncated or of "
                             f"another set", file=file, offset=min(shard["size"], promised["size"]))
-        for label in ("x", "y"):
+        listed = labelled(manifest["x"], manifest["y"])
+        for label in labels_of(shard):
             found = shard[label]
-            if found is None or description[label] != manifest[label]:
+            if found["name"] != listed.get(label):
                 continue                              # The manifest does not mention this dataset.
             for field in ("dtype", "shape"):
                 if found[field] != promised[label].get(field):

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.data.checks import check_finite
+from mpitrain.data.columns import rows_of
 from mpitrain.data.content import identity
 from mpitrain.data.found import check_file
 from mpitrain.data.probe import Parser, sample_file
@@ -55,7 +56,7 @@ def describe_predictions(path: Path, training: Mapping[str, Any], parser: Parser
     if training["kind"] != "classification":
         raise DataError(f"predictions are for data with labels, a row each, and these data are for {training['kind']}; set "
                         "distil.teacher to the run, in place of distil.predictions", file=path)
-    rows = sum(shard["x"]["shape"][0] for shard in training["shards"])
+    rows = sum(map(rows_of, training["shards"]))
     again = f"predict them anew, for {training['path']}"
     if x["shape"][0] != rows:
         raise DataError(f"has {x['shape'][0]:,} rows, and data.path has {rows:,}; {again}", file=path, dataset=x["name"])

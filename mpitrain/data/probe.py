@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.data.columns import Asked, inputs_of, labelled, labels_of, named_as
 from mpitrain.data.content import sampled_sha256
 from mpitrain.data.found import BUILT_IN, DENIED, check_file, find_files
 from mpitrain.data.manifest import MANIFEST, match_manifest
@@ -43,15 +44,16 @@ class Limits:
     start_seconds: float = 120.0
 
 
-def describe(path: Path | str, *, x: str | None = None, y: str | None = None, limits: Limits = Limits(),  # noqa: B008
-             parser: Parser | None = None, apart: Path | None = None) -> dict[str, Any]:
+def describe(path: Path | str, *, x: Asked | None = None, y: str | None = None, limits: Limits = Limits(),  # noqa: B008
+             parser: Parser | None = None, apart: Path | None = None, series: bool = False) -> dict[str, Any]:
     """The description of a dataset: a plain HDF5 file, a folder of shards (with a manifest or without), or a built-in name.
 
-    `x` and `y` name datasets inside the file; without them a manifest says, or the only sensible choice is taken. A bare
-    name of a built-in set means that set ("./digits" is the folder). The result holds, in plain JSON types, `kind`
-    ("classification", "regression" or "tokens"), and per file its size, time stamp and where the values of x and y lie.
-    `parser` is asked, within its `with` block, in place of one with these `limits`. `apart` is a file with another use, such as
-    validation, which may lie in the folder unlisted.
+    `x` and `y` name datasets inside the file, `x` perhaps several, by the names of the model's inputs; without them a manifest
+    says, or the only sensible choice is taken. A bare name of a built-in set means that set ("./digits" is the folder). The
+    result holds, in plain JSON types, `kind` ("classification", "regression", "tokens" or "series"), and per file its size, time
+    stamp and where the values of x and y lie.
+    With `series` the kind is "series", of a dataset alone. `parser` is asked, within its `with` block, in place of one with these
+    `limits`. `apart` is a file with another use, such as validation, which may lie in the folder unlisted.
 
     Raises MissingError, AccessError, or DataError naming file and dataset: not HDF5, damaged, values in other files,
     a type or filter that is not read, shards that do not fit each other or the manifest, a file that would be left out.
@@ -60,6 +62,7 @@ def describe(path: Path | str, *, x: str | None = None, y: str | None = None, li
     files, manifest = find_files(root, apart)
     if manifest is not None:
         x, y = x or manifest["x"], y or (manifest["y"] if x in (None, manifest["x"]) else None)
+        series = series or manifest["kind"] == "series"
     elif y is not None and x is None:
         raise DataError(f'data.y="{y}" is given without data.x; name both', file=root)
     shards = []
@@ -67,15 +70,16 @@ def describe(path: Path | str, *, x: str | None = None, y: str | None = None, li
         for file in files:
             size, changed = check_file(file)
             found = asked.ask(file, x, y)
-            x, y = found["x"]["name"], found["y"] and found["y"]["name"]
+            x, y = named_as(found), found["y"] and found["y"]["name"]
             shards.append({"file": str(file.absolute()), "size": size, "mtime_ns": changed, **found})
     check_agreement(shards)
-    description = {"path": str(path), "host": socket.gethostname(), "x": x, "y": y, "kind": kind_of(shards[0]), "shards": shards,
+    description = {"path": str(path), "host": socket.gethostname(), "x": x, "y": y, "kind": kind_of(shards[0], series),
+                   "shards": shards,
                    "vocabulary": None, "classes": None}
     if manifest is not None:
         match_manifest(description, manifest, root / MANIFEST)
     for shard in shards:
-        if not all("sha256" in shard[label] for label in ("x", "y") if shard[label] is not None):
+        if not all("sha256" in shard[label] for label in labels_of(shard)):
             shard["sample"], shard["sampled_among"] = sample_file(Path(shard["file"]), shard["size"], len(shards)), len(shards)
     return description
 
@@ -90,42 +94,48 @@ def sample_file(path: Path, size: int, n_files: int) -> str:
             os.close(fd)
 
 
-def kind_of(shard: dict[str, Any]) -> str:
+def kind_of(shard: dict[str, Any], series: bool = False) -> str:
     """What the shapes and types of a file say it is for; raises DataError where they say nothing sensible."""
-    x, y = shard["x"], shard["y"]
+    x, y = shard[inputs_of(shard)[0]], shard["y"]
+    if series and (y is not None or "x" not in shard):
+        raise DataError("data.length cuts windows out of the series of one dataset, whose columns data.targets are predicted; "
+                        "name that dataset alone, with data.x", file=shard["file"], dataset=x["name"])
+    if series:
+        return "series"
     if y is None:
-        if len(x["shape"]) == 1 and np.dtype(x["dtype"]).kind in "iu":
+        if "x" in shard and len(x["shape"]) == 1 and np.dtype(x["dtype"]).kind in "iu":
             return "tokens"
         raise DataError(f'there are no targets: set data.y to the dataset that "{x["name"]}" should predict (only a 1-D dataset '
-                        f"of integers, tokens, stands alone)", file=shard["file"], dataset=x["name"])
+                        f"of integers, tokens, stands alone, and series, with data.length)", file=shard["file"],
+                        dataset=x["name"])
     if np.dtype(y["dtype"]).kind == "f":
         return "regression"
     return "classification"
 
 
 def check_agreement(shards: Sequence[dict[str, Any]]) -> None:
-    """Every shard has the dtype and row shape of the first, and as many rows of x as of y."""
+    """Every shard has the dtype and row shape of the first, and as many rows of each input as of y."""
     first = shards[0]
     for shard in shards:
-        for label in ("x", "y"):
-            if first[label] is None:
-                continue
+        for label in labels_of(first):
             want, have = first[label], shard[label]
             if (want["dtype"], want["shape"][1:]) != (have["dtype"], have["shape"][1:]):
                 raise DataError(f"rows of {np.dtype(have['dtype'])} {_shape(have, 1)}, but the first shard "
                                 f"({Path(first['file']).name}) has rows of {np.dtype(want['dtype'])} {_shape(want, 1)}",
                                 file=shard["file"], dataset=have["name"])
-        if shard["y"] is not None and shard["x"]["shape"][0] != shard["y"]["shape"][0]:
-            x, y = shard["x"], shard["y"]
-            raise DataError(f"{x['shape'][0]} rows in \"{x['name']}\", but {y['shape'][0]} in \"{y['name']}\"; each input "
-                            f"needs one target", file=shard["file"], dataset=y["name"])
+        x, *others = (shard[label] for label in labels_of(shard))
+        for other in others:
+            if x["shape"][0] != other["shape"][0]:
+                needs = "each input needs one target" if other is shard["y"] else "a sample is a row of each"
+                raise DataError(f"{x['shape'][0]} rows in \"{x['name']}\", but {other['shape'][0]} in \"{other['name']}\"; "
+                                f"{needs}", file=shard["file"], dataset=other["name"])
 
 
 def check_validation(training: Mapping[str, Any], validation: Mapping[str, Any]) -> None:
     """DataError unless validation rows have the shapes of training rows, and integers as targets where those have."""
     first, file = training["shards"][0], validation["shards"][0]
-    for label in ("x", "y"):
-        want, have = first[label], file[label]
+    for label in [*inputs_of(first), "y"]:
+        want, have = first.get(label), file.get(label)
         if want is None and have is None:
             continue
         if want is None or have is None:
@@ -162,11 +172,12 @@ class Parser:
                 self.process.stdin.close()
             self.process.stdout.close()
 
-    def ask(self, file: Path, x: str | None, y: str | None, *, attributes: bool = False) -> dict[str, Any]:
+    def ask(self, file: Path, x: Asked | None, y: str | None, *, attributes: bool = False) -> dict[str, Any]:
         """Where the values of `x` and `y` lie; with `attributes` also the texts that the file has as such."""
         if not self.ready:
             self._start(file)
-        reply = self._exchange({"file": str(file.absolute()), "x": x, "y": y, "attributes": attributes,
+        datasets = {} if x is None else labelled(x, y)
+        reply = self._exchange({"file": str(file.absolute()), "datasets": datasets, "attributes": attributes,
                                 "cpu_seconds": self.limits.cpu_seconds}, self.limits.seconds, file)
         if "refused" in reply:
             if reply.get("memory"):
@@ -250,10 +261,8 @@ def _processor_seconds() -> float:
 def check_reply(reply: dict[str, Any], file: Path) -> dict[str, Any]:
     """The child read a hostile file, so what it says about places and sizes is checked once more before anyone maps it."""
     size = file.stat().st_size
-    for label in ("x", "y"):
+    for label in labels_of(reply):
         found = reply[label]
-        if found is None:
-            continue
         dtype, shape = np.dtype(found["dtype"]), found["shape"]
         ok = dtype.kind in "biuf" and dtype.itemsize <= 8 and all(type(n) is int and n > 0 for n in shape)
         if found["storage"] == "contiguous":

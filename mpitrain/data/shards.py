@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import resource
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mpitrain.data.columns import PREFIX, Columns, Shapes, inputs_of, labels_of, rows_of
 from mpitrain.data.storage import READERS, File, Reader
 from mpitrain.errors import DataError, StorageError
 
@@ -17,7 +19,7 @@ Values = NDArray[Any]
 
 
 class Field:
-    """One of a dataset's two columns, x or y: `shape` and `dtype` of a row, and a reader per shard."""
+    """One of a dataset's columns, x or one input by name, or y: `shape` and `dtype` of a row, and a reader per shard."""
 
     def __init__(self, label: str, shards: list[dict[str, Any]], starts: Rows):
         first = shards[0][label]
@@ -27,7 +29,8 @@ class Field:
         self.shape: tuple[int, ...] = tuple(first["shape"][1:])
         self.row_bytes = int(np.prod(self.shape, dtype=np.int64)) * self.stored.itemsize
 
-    def read(self, rows: Rows, readers: list[Reader]) -> Values:
+    def read(self, rows: Rows, of_labels: Mapping[str, list[Reader]]) -> Values:
+        readers = of_labels[self.label]
         out = np.empty((len(rows), self.row_bytes), np.uint8)
         if len(readers) == 1:
             readers[0].gather(rows, out)
@@ -40,6 +43,22 @@ class Field:
                 out[places] = part
         values: Values = out.view(self.stored).reshape(len(rows), *self.shape)
         return values if self.stored.isnative else values.astype(self.dtype)
+
+
+class Fields:
+    """The inputs by name of a dataset, each a `Field`, read as `Columns`."""
+
+    label = "x"
+
+    def __init__(self, shards: list[dict[str, Any]], starts: Rows):
+        self.fields = {label[len(PREFIX):]: Field(label, shards, starts) for label in inputs_of(shards[0])}
+        self.name = {name: field.name for name, field in self.fields.items()}
+        self.shape = Shapes({name: field.shape for name, field in self.fields.items()})
+        self.dtype = ", ".join(f"{name} {field.dtype}" for name, field in self.fields.items())
+        self.row_bytes = sum(field.row_bytes for field in self.fields.values())
+
+    def read(self, rows: Rows, of_labels: Mapping[str, list[Reader]]) -> Columns:
+        return Columns({name: field.read(rows, of_labels) for name, field in self.fields.items()})
 
 
 class Dataset:
@@ -55,12 +74,14 @@ class Dataset:
         self.vocabulary: list[str] | None = description["vocabulary"]
         self.classes: list[str] | None = description["classes"]
         self.shards: list[dict[str, Any]] = description["shards"]
-        counts = [shard["x"]["shape"][0] for shard in self.shards]
+        counts = [rows_of(shard) for shard in self.shards]
         self.starts: Rows = np.cumsum([0, *counts[:-1]], dtype=np.int64)
         self.n: int = sum(counts)
-        self.x = Field("x", self.shards, self.starts)
-        self.y = Field("y", self.shards, self.starts) if self.shards[0]["y"] is not None else None
-        self.names = (self.x.name, self.y.name if self.y else self.x.name)
+        self.labels = labels_of(self.shards[0])
+        self.x: Any = Field("x", self.shards, self.starts) if "x" in self.labels else Fields(self.shards, self.starts)
+        self.y = Field("y", self.shards, self.starts) if "y" in self.labels else None
+        targets: Any = self.y or self.x
+        self.names: tuple[Any, str] = (self.x.name, targets.name)
         self._files: list[File] = []
         self._readers: dict[str, list[Reader]] = {}
         self._lock = threading.RLock()
@@ -79,24 +100,26 @@ class Dataset:
                     self._files.append(File(shard, self.description["host"]))
                 self._readers = {label: [READERS[shard[label]["storage"]](file, shard[label])
                                          for shard, file in zip(self.shards, self._files)]
-                                 for label in (("x", "y") if self.y else ("x",))}
+                                 for label in self.labels}
             except BaseException:
                 self.close()
                 raise
 
-    def read(self, rows: Rows) -> tuple[Values, Values]:
-        """(x, y) of the given rows in the given order, as fresh arrays in the dtype of the file and native byte order."""
+    def read(self, rows: Rows) -> tuple[Any, Values]:
+        """(x, y) of the given rows in the given order, as fresh arrays in the dtype of the file and native byte order; x as
+        `Columns` where the inputs have names."""
         if self.y is None:
             raise DataError(f'"{self.x.name}" has no targets; it is read as windows of tokens', file=self.path)
         return self.read_field(self.x, rows), self.read_field(self.y, rows)
 
-    def read_field(self, field: Field, rows: Rows) -> Values:
+    def read_field(self, field: Any, rows: Rows) -> Any:
+        """The values of one of `x` and `y`."""
         if not self._readers:
             self.open()
         if len(rows) and (rows.min() < 0 or rows.max() >= self.n):
             wrong = int(rows.min() if rows.min() < 0 else rows.max())
             raise DataError(f"row {wrong} of a dataset of {self.n} rows", file=self.path)
-        return field.read(rows, self._readers[field.label])
+        return field.read(rows, self._readers)
 
     def where(self, row: int) -> tuple[str, int]:
         """(file, row inside that file) of a row, for messages."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.data.columns import Asked, labelled
 from mpitrain.data.csv_file import CsvReader, describe_csv
 from mpitrain.data.numpy_file import StreamReader, WholeReader, describe_numpy
 from mpitrain.data.storage import READERS, reading
@@ -32,8 +33,17 @@ def has_array(path: Path, name: str) -> bool:
         return False
 
 
-def describe_table(path: Path, x: str | None, describe: Describe) -> dict[str, Any]:
+def describe_table(path: Path, x: Asked | None, describe: Describe) -> dict[str, Any]:
     """The entry of a description for such a file. DataError where it has no rows of numbers."""
+    datasets = {"x": x} if x is None or isinstance(x, str) else labelled(x)
+    found = {label: _values(path, name, describe) for label, name in datasets.items()}
+    with reading(path, "the data file is not there", "no permission to read the data", "reading the data failed"):
+        status = path.stat()
+    return {"file": str(path.absolute()), "size": status.st_size, "mtime_ns": status.st_mtime_ns, **found, "y": None}
+
+
+def _values(path: Path, x: str | None, describe: Describe) -> dict[str, Any]:
+    """The entry of one of its arrays, or some of its columns."""
     name, found = describe(path, x)
     shape, dtype = tuple(found["shape"]), np.dtype(found["dtype"])
     if not shape or 0 in shape:
@@ -41,7 +51,4 @@ def describe_table(path: Path, x: str | None, describe: Describe) -> dict[str, A
                         dataset=name)
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         raise DataError(f"the values are {dtype}; expected integers or floats of at most 8 bytes", file=path, dataset=name)
-    with reading(path, "the data file is not there", "no permission to read the data", "reading the data failed"):
-        status = path.stat()
-    return {"file": str(path.absolute()), "size": status.st_size, "mtime_ns": status.st_mtime_ns, "x": {"name": name, **found},
-            "y": None}
+    return {"name": name, **found}

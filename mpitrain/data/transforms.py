@@ -8,6 +8,8 @@ with x of shape (rows, ...).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import numpy as np
 
 from mpitrain.arguments import bound, call, call_with
 from mpitrain.data.checks import Source, check_finite
+from mpitrain.data.columns import PREFIX, Columns
 from mpitrain.data.sampler import Index
 from mpitrain.data.shards import Values
 from mpitrain.errors import CheckpointError, ConfigError, ShapeError
@@ -22,6 +25,7 @@ from mpitrain.registry import Registry, named
 
 Asked = str | Sequence[str | dict[str, Any]] | None              # names, or tables of a name and its arguments
 
+BY_INPUT = "data.transform"      # takes a table by input; what that has for an input is a list of names and tables again
 OF_TARGETS = "target."   # names of what targets' transforms have learned begin so
 FIT_ROWS = 4096          # Statistics take rows in blocks of one size, so that they depend on the split alone.
 
@@ -156,39 +160,58 @@ class PlainFunction(Transform):
 class Transforms:
     """The transforms of `data.transform`, applied in the order of their names. Empty: x goes through as it is.
 
+    Inputs by name have transforms each, `by_input`: ``{image = "scale", table = ["standardise"]}``; others stay as they are.
+    `by_step`: samples are windows of series, (length, features), and each step is transformed as a row is.
     `targets` are those of `data.target_transform`, which can all be undone; None where there are none.
     """
 
-    def __init__(self, asked: Asked = None, folder: Path | None = None, targets: Asked = None, *, key: str = "data.transform"):
-        asked_for = entries(asked, key)
+    def __init__(self, asked: Asked = None, folder: Path | None = None, targets: Asked = None, *, key: str = BY_INPUT,
+                 by_step: bool = False):
+        by_input = tables_by_input(asked) if key == BY_INPUT else {}
+        self.by_input = {name: Transforms(own, folder, key=f"{key}.{name}") for name, own in by_input.items()}
+        self.by_step = by_step
+        asked_for = [] if by_input else entries(asked, key)
         self.names, self.key = [name for name, _ in asked_for], key
         self.parts = [_transform(name, arguments, folder) for name, arguments in asked_for]
-        self.targets = Transforms(targets, folder, key="data.target_transform") if targets else None
+        self.targets = Transforms(targets, folder, key="data.target_transform", by_step=by_step) if targets else None
         for name, part in zip(self.targets.names, self.targets.parts) if self.targets is not None else ():
             if type(part).inverse is Transform.inverse:
                 raise ConfigError(f'data.target_transform "{name}" has no `inverse`; take one that has, such as "standardise"')
 
     def fit(self, source: Source, rows: Index) -> None:
         """Learn the statistics from `rows` (the training split), each transform from the output of those before it."""
-        self._fit(source, rows, 0)
+        for name, own in self.by_input.items():
+            own._fit(source, rows, partial(_input, name), source.names[0][name])
+        self._fit(source, rows, itemgetter(0), source.names[0])
         if self.targets is not None:
-            self.targets._fit(source, rows, 1)
+            self.targets._fit(source, rows, itemgetter(1), source.names[1])
 
-    def _fit(self, source: Source, rows: Index, label: int) -> None:
+    def _fit(self, source: Source, rows: Index, pick: Callable[[Any], Values], dataset: str) -> None:
+        """`pick` takes the values to learn from, of `dataset`, out of what the source reads."""
         for i, part in enumerate(self.parts):
             if type(part).fit is Transform.fit:
                 continue
 
             def blocks(done: int = i) -> Any:
+                if self.by_step:                              # every step once, though windows overlap
+                    yield from (self._applied(pick(both), done) for both in source.steps())     # type: ignore[attr-defined]
+                    return
                 for start in range(0, len(rows), FIT_ROWS):
                     chunk = np.asarray(rows[start:start + FIT_ROWS], np.int64)
-                    x = source.read(chunk)[label]
-                    check_finite(x, chunk, source, source.names[label])
+                    x = pick(source.read(chunk))
+                    check_finite(x, chunk, source, dataset)
                     yield self(x, done)
             call(part.fit, f'{self.key} "{self.names[i]}"', {}, blocks)
 
-    def __call__(self, x: Values, stop: int | None = None) -> Values:
+    def __call__(self, x: Any, stop: int | None = None) -> Any:
         """`x` after the first `stop` transforms, or all."""
+        if self.by_input:
+            return Columns({name: self.by_input[name](values) if name in self.by_input else values for name, values in x.items()})
+        if self.by_step and self.parts:
+            return self._applied(x.reshape(-1, x.shape[-1]), stop).reshape(*x.shape[:-1], -1)
+        return self._applied(x, stop)
+
+    def _applied(self, x: Any, stop: int | None) -> Any:
         for name, part in zip(self.names[:stop], self.parts):
             x = rows_alike(part, f'{self.key} "{name}"', x)
         return x
@@ -198,28 +221,49 @@ class Transforms:
 
     def inverse(self, y: Values) -> Values:
         """Undoes all transforms, the last one first."""
+        shape = y.shape
+        if self.by_step:
+            y = y.reshape(-1, shape[-1] if len(shape) > 1 else 1)
         for part in reversed(self.parts):
             y = part.inverse(y)
-        return y
+        return y.reshape(shape)
 
     def state_dict(self) -> dict[str, Values]:
         """``"0.standardise.mean"`` -> array: plain named arrays, for the checkpoint and for the other ranks."""
         own = {f"{i}.{name}.{key}": value for i, (name, part) in enumerate(zip(self.names, self.parts))
                for key, value in part.state_dict().items()}
-        others = self.targets.state_dict() if self.targets is not None else {}
-        return own | {f"{OF_TARGETS}{key}": value for key, value in others.items()}
+        return own | {f"{prefix}{key}": value for prefix, part in self._inner() for key, value in part.state_dict().items()}
+
+    def _inner(self) -> list[tuple[str, Transforms]]:
+        """The transforms of targets, and those of inputs by name, each with what the names of its state begin with."""
+        of_targets = [(OF_TARGETS, self.targets)] if self.targets is not None else []
+        return of_targets + [(f"{PREFIX}{name}.", own) for name, own in self.by_input.items()]
 
     def load_state_dict(self, state: dict[str, Values]) -> None:
         left = dict(state)
-        if self.targets is not None:
-            of_targets = [key for key in left if key.startswith(OF_TARGETS)]
-            self.targets.load_state_dict({key[len(OF_TARGETS):]: left.pop(key) for key in of_targets})
+        for prefix, inner in self._inner():
+            theirs = [key for key in left if key.startswith(prefix)]
+            inner.load_state_dict({key[len(prefix):]: left.pop(key) for key in theirs})
         for i, (name, part) in enumerate(zip(self.names, self.parts)):
             prefix = f"{i}.{name}."
             part.load_state_dict({key[len(prefix):]: left.pop(key) for key in list(left) if key.startswith(prefix)})
         if left:
             raise CheckpointError(f"the checkpoint's data transforms ({', '.join(sorted(left))}) are not those of this run "
                                   f"({', '.join(self.names) or 'none'}); keep {self.key} as it was")
+
+
+def _input(name: str, found: tuple[Columns, Values]) -> Values:
+    """One of the inputs by name, out of what a source reads."""
+    values: Values = found[0].values[name]
+    return values
+
+
+def tables_by_input(asked: Asked) -> dict[str, Asked]:
+    """What is asked for each input by name; nothing where `asked` is no table by input, which has no `name`."""
+    tables = [entry for entry in ([] if asked is None or isinstance(asked, str) else asked) if isinstance(entry, dict)]
+    if len(tables) != len(list(asked or [])) or any("name" in table for table in tables):
+        return {}
+    return {name: [own] if isinstance(own, dict) else own for table in tables for name, own in table.items()}
 
 
 def entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:

@@ -10,14 +10,15 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpitrain.data.manifest import BLOCK, FORMAT, KINDS, MANIFEST, VERSION
+from mpitrain.data.columns import PREFIX
+from mpitrain.data.manifest import BLOCK, FORMAT, KINDS, MANIFEST, VERSION, version_of
 from mpitrain.errors import AccessError, DataError, MpitrainError, OutputError, StorageError
 from mpitrain.files.disk import sync_folder, write_file
 from mpitrain.files.hdf5_file import lay_out, little_endian
@@ -37,26 +38,31 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> Any: ...
 
 
-def write_shards(folder: Path | str, x: Rows, y: Rows | None = None, *, kind: str, classes: Sequence[str] | None = None,
+def write_shards(folder: Path | str, x: Rows | Mapping[str, Rows], y: Rows | None = None, *, kind: str,
+                 classes: Sequence[str] | None = None,
                  vocabulary: Sequence[str] | None = None, shard_rows: int | None = None, overwrite: bool = False) -> Path:
     """Write `x` (and `y`) as ``shard-00000.h5``, ... and ``manifest.json`` in `folder`; returns the folder.
 
-    Datasets are called x and y, readable by every HDF5 since 1.8, contiguous and uncompressed (the fast way to train). An
-    existing folder raises OutputError unless it is empty, or `overwrite` is set and it holds nothing but shards we wrote. Full
-    disks and the like raise StorageError.
+    `x` may be several inputs by name. Datasets are called x and y, or x.NAME and y, readable by every HDF5 since 1.8, contiguous
+    and uncompressed (the fast way to train). An existing folder raises OutputError unless it is empty, or `overwrite` is set and
+    it holds nothing but shards we wrote. Full disks and the like raise StorageError.
     """
     folder = Path(folder)
-    _check_values(x, y, kind, folder)
-    n = x.shape[0]
-    row_bytes = int(np.prod(x.shape[1:], dtype=np.int64)) * x.dtype.itemsize
+    inputs = {f"{PREFIX}{name}": values for name, values in x.items()} if isinstance(x, Mapping) else {"x": x}
+    arrays = inputs | ({} if y is None else {"y": y})
+    _check_values(inputs, y, kind, folder)
+    n = next(iter(inputs.values())).shape[0]
+    row_bytes = sum(int(np.prod(values.shape[1:], dtype=np.int64)) * values.dtype.itemsize for values in inputs.values())
     shard_rows = shard_rows or max(1, SHARD_BYTES // max(1, row_bytes))
-    manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, "kind": kind, "x": "/x", "y": None if y is None else "/y",
+    named = {name: f"/{PREFIX}{name}" for name in x} if isinstance(x, Mapping) else "/x"
+    manifest: dict[str, Any] = {"format": FORMAT, "version": version_of(named), "kind": kind, "x": named,
+                                "y": None if y is None else "/y",
                                 "block": BLOCK, "classes": None if classes is None else list(classes),
                                 "vocabulary": None if vocabulary is None else list(vocabulary), "shards": []}
     with new_folder(folder, overwrite) as building:
         for i, start in enumerate(range(0, n, shard_rows)):
             part = slice(start, min(n, start + shard_rows))
-            values = {"x": np.ascontiguousarray(x[part])} | ({} if y is None else {"y": np.ascontiguousarray(y[part])})
+            values = {label: np.ascontiguousarray(array[part]) for label, array in arrays.items()}
             manifest["shards"].append(write_shard(building / f"shard-{i:05d}.h5", values, kind))
         write_file(building / MANIFEST, [signed_text(manifest).encode()], write_error)
     return folder
@@ -75,16 +81,22 @@ def write_classification(out: Path, x: NDArray[Any], y: NDArray[Any], source: Pa
                         overwrite=overwrite)
 
 
-def _check_values(x: Rows, y: Rows | None, kind: str, folder: Path) -> None:
+def _check_values(inputs: Mapping[str, Rows], y: Rows | None, kind: str, folder: Path) -> None:
     assert kind in KINDS, kind
-    if x.shape[0] == 0:
-        raise DataError("there are no rows to write", file=folder)
-    if 0 in x.shape:
-        raise DataError(f"the rows hold no values: the inputs' shape is {'x'.join(map(str, x.shape))}", file=folder)
+    (first, x), *others = inputs.items()
+    for values in inputs.values():
+        if values.shape[0] == 0:
+            raise DataError("there are no rows to write", file=folder)
+        if 0 in values.shape:
+            raise DataError(f"the rows hold no values: the inputs' shape is {'x'.join(map(str, values.shape))}", file=folder)
+    for name, values in others:
+        if values.shape[0] != x.shape[0]:
+            raise DataError(f"{x.shape[0]} rows of {first} but {values.shape[0]} of {name}; a sample is a row of each",
+                            file=folder)
     if y is not None and y.shape[0] != x.shape[0]:
-        raise DataError(f"{x.shape[0]} rows of x but {y.shape[0]} of y; each input needs one target", file=folder)
-    for name, values in (("x", x), ("y", y)):
-        if values is not None and (values.dtype.kind not in "biuf" or values.dtype.itemsize > 8):
+        raise DataError(f"{x.shape[0]} rows of {first} but {y.shape[0]} of y; each input needs one target", file=folder)
+    for name, values in {**inputs, **({} if y is None else {"y": y})}.items():
+        if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
             raise DataError(f"{name} has dtype {values.dtype}; only integers and floats of at most 8 bytes can be trained on",
                             file=folder, dataset=name)
 

@@ -26,14 +26,15 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     path, size = request["file"], os.stat(request["file"]).st_size
     with h5py.File(path, "r") as file:
         read_attributes(file["/"], "/")
-        x, y = request["x"], request["y"]
-        if x is None:
+        asked = request["datasets"]
+        if not asked:
             x, y = choose(file)
+            asked = {"x": x, "y": y}
         user_block = file.userblock_size
         found = {label: describe(resolve(file, name), f"/{name.strip('/')}", size, path, user_block)
-                 for label, name in (("x", x), ("y", y)) if name is not None}
+                 for label, name in asked.items() if name is not None}
         more = {"attributes": texts(file["/"])} if request.get("attributes") else {}
-        return {"x": found["x"], "y": found.get("y"), **more}
+        return {**found, "y": found.get("y"), **more}
 
 
 def reply_to(request: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,10 @@ from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config
 from mpitrain.data import Dataset
 from mpitrain.data.checks import check_exact
+from mpitrain.data.columns import Columns, inputs_of
 from mpitrain.data.predictions import rows_sha256
+from mpitrain.data.series import SeriesWindows
+from mpitrain.data.shards import Fields
 from mpitrain.errors import OutputError, print_warning
 from mpitrain.infer import output
 from mpitrain.infer.forms import Form, form, undone
@@ -31,6 +34,7 @@ from mpitrain.placement import zigzag
 from mpitrain.run.evaluating import InUse
 from mpitrain.run.saved_run import SavedRun
 from mpitrain.train.build.from_config import make_loss
+from mpitrain.train.build.names import refuse_names
 from mpitrain.train.build.trial import outputs_of
 
 
@@ -51,10 +55,13 @@ class Reader:
 
     def __init__(self, used: InUse, config: Config):
         source = used.inputs.training
-        assert isinstance(source, Dataset)
-        self.source, self.transforms, self.n, field = source, used.inputs.transforms, len(source), source.x
+        assert isinstance(source, Dataset | SeriesWindows)
+        self.source: Any = source
+        self.transforms, self.n, field = used.inputs.transforms, len(source), self.source.x
         self.tokens, self.dtype = used.inputs.tokens, used.policy.layout.dtype
-        refuse_rows(field.shape, field.dtype, self.tokens, file=source.where(0)[0], dataset=field.name)
+        if not isinstance(field, Fields):
+            refuse_rows(field.shape, field.dtype, self.tokens, file=source.where(0)[0], dataset=field.name)
+        self.dataset = "" if isinstance(field, Fields) else field.name
         self.size, self.trained = chunk_rows(field.shape, self.tokens), trained_on(used.found.meta, config)
         self.nonfinite: dict[int, int] = {}
 
@@ -63,15 +70,18 @@ class Reader:
         x = self.source.read_field(self.source.x, rows)
         if self.tokens:
             self.trained.refuse_tokens(x, lambda row: self.place(start + row))
+        if isinstance(x, Columns):
+            x = self.trained.alike(x, lambda name, row: self.place(start + row, self.source.x.name[name]))
+            return self.transforms(x), int(np.maximum.reduce([not_finite(values) for values in x.values.values()]).sum())
         given = self.transforms(x)
         if not self.tokens:
             check_exact(given, rows, self.source, self.source.x.name, self.dtype)
         return given, int(not_finite(x).sum())
 
-    def place(self, row: int) -> dict[str, Any]:
+    def place(self, row: int, dataset: str = "") -> dict[str, Any]:
         """The words of an error for where a row is."""
         file, row = self.source.where(row)
-        return {"file": file, "dataset": self.source.x.name, "row": row}
+        return {"file": file, "dataset": dataset or self.dataset, "row": row}
 
     def chunk(self, number: int) -> tuple[Any, int]:
         x, self.nonfinite[number] = self.rows(number * self.size, (number + 1) * self.size)
@@ -162,10 +172,11 @@ def _first(used: InUse, reader: Reader, outputs: Outputs) -> tuple[list[int], st
     """The shape and dtype of what is kept for a row, on all ranks: of the first row, which the model is tried on."""
     with guard.symmetric():
         field, file, taken = reader.source.x, reader.source.where(0)[0], reader.trained.taken
-        x, _ = taken(lambda: reader.rows(0, 1), field.shape, file=file, dataset=field.name)
+        x, _ = taken(lambda: reader.rows(0, 1), field.shape, file=file, dataset=reader.dataset)
+        refuse_names(used.context.stage.whole, x)
         used.placement.refuse_samples(x, x)
         found = taken(lambda: [outputs.kept(one) for one in outputs_of(used.inference, x, x, file)], field.shape, file=file,
-                      dataset=field.name)
+                      dataset=reader.dataset)
     told = [[list(outputs.whole(one.shape)[1:]), one.dtype.newbyteorder("<").str] for one in found]
     everyone = used.context.control.gather_objects(told)
     shape, dtype = next(told[0] for told in everyone if told)
@@ -174,6 +185,8 @@ def _first(used: InUse, reader: Reader, outputs: Outputs) -> tuple[list[int], st
 
 def _tell_kind(reader: Reader, rank: int) -> None:
     """A warning of floats where the training rows were integers, or the other way. CSV has no dtype of its own."""
+    if isinstance(reader.source.x, Fields):
+        return
     text = reader.trained.other_kind(reader.source.x.dtype)
     if text and rank == 0 and Path(reader.source.where(0)[0]).suffix.lower() != ".csv":
         print_warning(text)
@@ -181,8 +194,8 @@ def _tell_kind(reader: Reader, rank: int) -> None:
 
 def _identity(run: SavedRun, used: InUse, reader: Reader, kept: list[Any]) -> str:
     """A hash of all that the output depends on; a part file with another one is not gone on with."""
-    shards = [[shard["size"], shard["mtime_ns"], shard["x"]["name"], shard["x"]["shape"], shard["x"]["dtype"]]
-              for shard in reader.source.shards]
+    shards = [[shard["size"], shard["mtime_ns"], *(shard[label][key] for label in inputs_of(shard)
+                                                   for key in ("name", "shape", "dtype"))] for shard in reader.source.shards]
     known = [used.found.meta.get("id"), used.found.step, used.found.hashes, shards, run.config.data.transform, reader.size, kept,
              run.config.train.precision]
     return hashlib.sha256(json.dumps(known, default=str).encode()).hexdigest()

@@ -27,6 +27,7 @@ from mpitrain.infer.prepared import Packed, prepared
 from mpitrain.kernels.pointwise import relu
 from mpitrain.kernels.product import work_bytes
 from mpitrain.nn import Module
+from mpitrain.nn.by_name import ByName
 from mpitrain.ops.activation import Relu
 from mpitrain.ops.conv import Conv2d
 from mpitrain.ops.elementwise import Add
@@ -65,8 +66,8 @@ class Recorded:
         self._versions = [leaf.shared_version() for _, leaf in leaves]
         self._counts = [version.count for version in self._versions]
 
-    def __call__(self, given: Tensor) -> Tensor:
-        return Tensor(self.of(given.array))
+    def __call__(self, given: Any) -> Tensor:
+        return ByRows(self.model)(given) if isinstance(given, ByName) else Tensor(self.of(given.array))
 
     def of(self, x: Array) -> Array:
         """The output for an array."""
@@ -97,8 +98,9 @@ class ByRows:
     def __init__(self, model: Module):
         self.model = model
 
-    def __call__(self, given: Tensor) -> Tensor:
-        with rows_alone(given.array):
+    def __call__(self, given: Any) -> Tensor:
+        first = next(iter(given.values())) if isinstance(given, ByName) else given
+        with no_grad(), rows_alone(first.array):
             output: Tensor = self.model(given)
         return output
 

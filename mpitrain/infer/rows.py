@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from mpitrain.config import Config
+from mpitrain.data.columns import PREFIX, Columns
 from mpitrain.errors import ConfigError, DataError, ShapeError
 
 CHUNK = 64                               # rows: their activations stay in the cache, and few rows are shared out evenly;
@@ -38,11 +39,15 @@ class TrainingRow:
     dtype: np.dtype[Any] | None = None
     block: int | None = None
     vocabulary: int | None = None
+    by_name: Mapping[str, TrainingRow] = field(default_factory=dict)      # of inputs by name
 
     @property
     def advice(self) -> str:
         if self.block is not None:
             return f"change the rows: one has at most {self.block:,} tokens"
+        if self.by_name:
+            listed = ", ".join(f"{name} {one.dtype} of shape {one.shape}" for name, one in self.by_name.items())
+            return f"change the rows to such as the model was trained on ({listed})"
         known = "" if self.shape is None else f" ({self.dtype} of shape {self.shape})"
         return f"change the rows to such as the model was trained on{known}"
 
@@ -54,6 +59,24 @@ class TrainingRow:
         row = int(np.flatnonzero(wrong.any(axis=1))[0])
         raise DataError(f"token {x[row][wrong[row]][0]} is not in 0 ... {self.vocabulary - 1}: the model knows "
                         f"{self.vocabulary:,} tokens; change the rows to numbers of its table", **place(row))
+
+    def alike(self, x: Columns, place: Callable[[str, int], Mapping[str, Any]] = lambda name, row: {"row": row}) -> Columns:
+        """The inputs by name with integers where the training rows had some: a table of floats may hold them too. DataError at
+        the first value that is none."""
+        return Columns({name: self._whole(name, values, place) for name, values in x.items()})
+
+    def _whole(self, name: str, values: Any, place: Callable[[str, int], Mapping[str, Any]]) -> Any:
+        known = self.by_name.get(name)
+        if known is None or known.dtype is None or known.dtype.kind == "f" or values.dtype.kind != "f":
+            return values
+        with np.errstate(invalid="ignore"):
+            found = values.astype(np.int64)
+        wrong = (found != values).reshape(len(values), -1)
+        if wrong.any():
+            row = int(np.flatnonzero(wrong.any(axis=1))[0])
+            raise DataError(f'the input "{name}" is of whole numbers, found {values[row].reshape(-1)[wrong[row]][0]:g}; change '
+                            "the rows to numbers of the model's tables", **place(name, row))
+        return found
 
     def other_kind(self, dtype: Any) -> str:
         """A line about rows of floats where the model was trained on integers, or the other way; "" where they are alike."""
@@ -85,4 +108,7 @@ def trained_on(meta: Mapping[str, Any], config: Config) -> TrainingRow:
         first: Mapping[str, Any] = next(iter(data.get("files", ())), {})
         x = first.get("x") or {}
         row = {"shape": x["shape"][1:], "dtype": x["dtype"]} if "shape" in x and "dtype" in x else None
+    if row is not None and "shape" not in row:
+        return TrainingRow(by_name={label[len(PREFIX):]: TrainingRow(tuple(one["shape"]), np.dtype(one["dtype"]))
+                                    for label, one in row.items()})
     return TrainingRow() if row is None else TrainingRow(tuple(row["shape"]), np.dtype(row["dtype"]))

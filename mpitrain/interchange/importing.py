@@ -55,7 +55,8 @@ def bring_in(source: Path | str | Mapping[str, Any], out: Path | str, *, names: 
     model = make_model(config)
     found = matched(table.entries(model), table, model, tensors, path)
     _fill(model, found, config, tell)
-    transforms = data.Transforms(config.data.transform, config.folder, config.data.target_transform)
+    d = config.data
+    transforms = data.Transforms(d.transform, config.folder, d.target_transform, by_step=d.length > 0)
     transforms.load_state_dict({name: np.asarray(stored.values(), np.float64) for name, stored in state.items()})
     step = about.get("step", 0)
     saved = SavedModel(model.eval().requires_grad_(False), config, step if type(step) is int and 0 <= step < 10**8 else 0,

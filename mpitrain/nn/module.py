@@ -30,6 +30,7 @@ from mpitrain.backend import CPU, Array, Device, float_dtype
 from mpitrain.errors import GraphError
 from mpitrain.nn.across import Across
 from mpitrain.nn.arguments import Checked
+from mpitrain.nn.by_name import ByName
 from mpitrain.nn.hooks import Hook, Hooks
 from mpitrain.nn.parameter import Buffer, Described, Parameter
 from mpitrain.nn.storage import Allocate, FlatLayout, FlatStorage, check_state
@@ -67,7 +68,10 @@ class Module(Checked):
         raise GraphError(f"{type(self).__name__} defines no forward")
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
-        """`forward`, between hooks; a layer of ours that fails says so in one line, as an op does."""
+        """`forward`, between hooks; a layer of ours that fails says so in one line, as an op does. Inputs by name (`ByName`)
+        become keywords."""
+        if inputs and inputs[0].__class__ is ByName:
+            inputs, named = inputs[1:], {**inputs[0], **named}
         try:
             if self._hooks is None and self.across is None and not recorders:
                 return self.forward(*inputs, **named)

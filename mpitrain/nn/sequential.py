@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 from mpitrain.autograd import recompute
@@ -60,12 +61,22 @@ class Sequential(Module):
             self.append(block)
         return self
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """The first block gets all that is given, each next one the output of the one before."""
+        run: Callable[..., Any]
         for place, (name, block) in enumerate(self.blocks.items()):
+<<<<<<< HEAD
             x = _again(block, x) if self.recompute and self.recomputes(place, name) else block(x)
             if self.between is not None:
                 self.between()
         return self.join(x) if self.goes_on and self.join is not None and isinstance(x, tuple) else x
+=======
+            run = partial(block, **named) if place == 0 and named else block
+            inputs = (recompute(run, *inputs) if self.recompute and self.recomputes(place, name) else run(*inputs)),
+            if self.between is not None:
+                self.between()
+        return inputs[0]
+>>>>>>> refs/heads/inputs
 
     def recomputes(self, place: int, name: str) -> bool:
         """Whether the block of that place and name runs again in backward."""

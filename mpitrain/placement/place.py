@@ -16,6 +16,7 @@ from typing import Any
 
 from mpitrain.backend import Array
 from mpitrain.config.sections import CommConfig, MeshConfig, TrainConfig
+from mpitrain.data.columns import Columns
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import FlatLayout, Linear, MixtureOfExperts, Module, Sequential
 from mpitrain.nn.parameter import Described
@@ -83,6 +84,9 @@ class Placement:
     def refuse_samples(self, x: Array, y: Array) -> None:
         """MeshError where ranks cannot share samples of these shapes."""
         if self.grid.size("cp") > 1:
+            if isinstance(x, Columns):
+                raise MeshError(f'mesh.cp = {self.grid.size("cp")} cuts the positions of one input, and data.x names '
+                                f"{', '.join(x.values)}; set mesh.cp = 1")
             zigzag.refuse_samples(x, y, self.grid.size("cp"))
 
     @property

@@ -129,7 +129,7 @@ def _course(chunk: Module, x: Any, feed: Feed | None, end: tuple[Any, Any] | Non
     if isinstance(chunk, Sequential):
         chunk.between = marks.mark
     marks.begin()
-    given = Tensor(feed.inputs(x)) if feed else Tensor(x.copy(), requires_grad=x.dtype.kind == "f")
+    given = feed.tensors(x) if feed else Tensor(x.copy(), requires_grad=x.dtype.kind == "f")
     output = chunk(given)
     if end is not None:
         output = end[0](output, end[1])

@@ -43,7 +43,7 @@ from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train.build.evaluation import refuse_evaluations
 from mpitrain.train.build.from_config import Described, checkpoint_folder, never_thawed, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
-from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.build.inputs import Inputs, describe_files, inputs_of
 from mpitrain.train.build.offload import files_folder, new_file
 from mpitrain.train.build.sizes import said_by_data, with_sizes
 from mpitrain.train.build.trial import try_samples
@@ -135,10 +135,8 @@ def try_by_itself(config: Config, p: Placement, made: Described, inputs: Inputs)
 def open_data(config: Config) -> Inputs:
     """The data of a configuration."""
     d = config.data
-    files = describe_files(d.path, d.validation, config.folder, d.x, d.y, predictions=config.distil.predictions)
-    return open_inputs(files, validation=d.validation, seed=config.run.seed, block=config.model.arguments.get("block"),
-                       stride=d.stride, transform=d.transform, target_transform=d.target_transform, augment=d.augment,
-                       folder=config.folder)
+    return inputs_of(config, describe_files(d.path, d.validation, config.folder, d.x, d.y,
+                                            predictions=config.distil.predictions, series=d.length > 0))
 
 
 def work_line(model: nn.Module, inputs: Inputs) -> str:

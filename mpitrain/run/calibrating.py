@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.backend import CPU
 from mpitrain.comm.job import guard
 from mpitrain.config import Config
 from mpitrain.data.loader import SampleReader
+from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.run.session import Session
 from mpitrain.shrink.calibrate import ranges
 from mpitrain.shrink.graph import Graph
@@ -36,7 +38,7 @@ def sensitivities(config: Config, session: Session, saved: SavedModel, graph: Gr
 
     def of(chunk: int) -> Tensor:
         x, y = read(chunk)
-        total: Tensor = loss(model(x if session.inputs.tokens else Tensor(x)), y)
+        total: Tensor = loss(model(x), y)
         return total
     model.requires_grad_(True)
     try:
@@ -46,15 +48,15 @@ def sensitivities(config: Config, session: Session, saved: SavedModel, graph: Gr
 
 
 def _chunks(session: Session, saved: SavedModel, rows: int) -> tuple[Callable[[int], tuple[Any, Any]], int]:
-    """What reads chunk c of the first training rows, (x, y), and how many there are: by the model's own transforms, as it is
-    evaluated, whatever those of other rows would be."""
+    """What reads chunk c of the first training rows, (tensors of x, y), and how many there are: by the model's own transforms, as
+    it is evaluated, whatever those of other rows would be."""
     inputs = session.inputs
     assert saved.model.storage is not None
-    tokens, dtype = inputs.tokens, saved.model.storage.dtype
+    feed = Feed(CPU, saved.model.storage.dtype, tokens=inputs.tokens)
     reader, count = SampleReader(inputs.training, saved.transforms), min(rows, len(inputs.train_rows))
 
     def read(chunk: int) -> tuple[Any, Any]:
         which = inputs.train_rows[chunk * CHUNK:min((chunk + 1) * CHUNK, count)]
         x, y = reader.read(np.asarray(which, np.int64))
-        return (x, y) if tokens else (np.asarray(x, dtype), y)
+        return feed.tensors(x), y
     return read, -(-count // CHUNK)

@@ -22,7 +22,7 @@ from mpitrain.placement.place import place
 from mpitrain.plan.memory import forecast_of
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.assembly import Job
-from mpitrain.train.build.inputs import Inputs, describe_files, open_inputs
+from mpitrain.train.build.inputs import Inputs, describe_files, inputs_of
 from mpitrain.train.build.model import make_model
 from mpitrain.train.build.sizes import said_by_data, with_sizes
 from mpitrain.train.intervals import Plan
@@ -44,7 +44,6 @@ class Session:
 
     def open(self, config: Config, files: Callable[[], Any] | None, pulse: Unwatched = NOBODY) -> None:
         """`files()` gives, or raises, on rank 0 what `look_at_files` does; None: no data are read."""
-        d = config.data
         keep_freed_memory(config.train.cached_mb * 2**20 or None)
         self.control = control = self.mesh.channel(self.mesh.axes, "start-up")
         if control.size > 1:
@@ -65,9 +64,7 @@ class Session:
             return
         self.files = on_first(control, files)
         with guard.symmetric():
-            self.inputs = open_inputs(self.files, validation=d.validation, seed=config.run.seed, stride=d.stride,
-                                      block=config.model.arguments.get("block"), transform=d.transform,
-                                      target_transform=d.target_transform, augment=d.augment, folder=config.folder)
+            self.inputs = inputs_of(config, self.files)
             sized = with_sizes(config, self.inputs, lambda action: on_first(control, action))
         self.notes += [given] if (given := said_by_data(config, sized)) else []
         self.config = sized
@@ -80,7 +77,7 @@ class Session:
         """The size of the run in one line."""
         n, hosts = self.control.size, len({place.host for place in self.places})
         rows, held_out = len(self.inputs.train_rows), len(self.inputs.validation_rows)
-        kind = "windows" if self.inputs.tokens else "rows"
+        kind = "windows" if self.inputs.tokens or self.inputs.training.kind == "series" else "rows"
         return (f"{n_parameters:,} parameters, {rows:,} training and {held_out:,} validation {kind}; "
                 f"{n} rank{'s' * (n > 1)} of {self.threads} thread{'s' * (self.threads > 1)}"
                 f"{f' on {hosts} hosts' if hosts > 1 else ''}{f', mesh {self.mesh}' if self.mesh.cuts_model else ''}; "
@@ -104,7 +101,8 @@ def look_at_files(config: Config, parser: Popen[bytes] | None = None) -> dict[st
     platform.processor()                     # h5py asks for it, and Python asks a child process: once, and now
     d = config.data
     config.refuse_without_data()
-    return describe_files(d.path, d.validation, config.folder, d.x, d.y, parser, predictions=config.distil.predictions)
+    return describe_files(d.path, d.validation, config.folder, d.x, d.y, parser, predictions=config.distil.predictions,
+                          series=d.length > 0)
 
 
 def predict_memory(config: Config, session: Session, job: Job) -> Forecast:

@@ -21,7 +21,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("data", help="rows: HDF5, NPZ, NPY, CSV, or a folder of HDF5 shards")
     parser.add_argument("arguments", nargs="*", metavar="section.key=value")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="ending in .h5, .hdf5, .npz or .csv")
-    parser.add_argument("--x", metavar="NAME", help="the dataset of HDF5, the array of NPZ, or columns of CSV (a,b,c)")
+    parser.add_argument("--x", metavar="NAME", action="append",
+                        help="the dataset of HDF5, the array of NPZ, or columns of CSV (a,b,c); of inputs by name once for each: "
+                        "--x INPUT=NAME")
     parser.add_argument("--as", dest="keep", default="outputs", metavar="WHAT",
                         help="outputs (default), classes or probabilities")
     parser.add_argument("--inverse", action="store_true",
@@ -33,6 +35,20 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 
 
+def asked(names: list[str]) -> str | dict[str, str] | None:
+    """What --x says. UsageError where that is nothing, or several names are no table."""
+    if not names:
+        return None
+    if "" in names:
+        raise UsageError("--x is the name of a dataset, found none; leave it out, or give one")
+    pairs = [name.partition("=") for name in names]
+    if len(names) == 1 and not pairs[0][1]:
+        return names[0]
+    if not all(name and equals and dataset for name, equals, dataset in pairs):
+        raise UsageError(f"several --x are inputs by name, each INPUT=NAME, found {' '.join(names)}")
+    return {name: dataset for name, _, dataset in pairs}
+
+
 def run(options: Namespace, process: Process) -> int:
     from mpitrain.data.unlabelled import describe_rows
     from mpitrain.infer import output
@@ -42,11 +58,10 @@ def run(options: Namespace, process: Process) -> int:
         # Sharding is for what training keeps: parameters alone are whole on each rank, unless the user says otherwise.
         config = load_run(options.folder, ["comm.sharding=none", *options.arguments])
         config = changed(config, train={"threads": 1})                                         # those of BLAS change bits
-        if options.x == "":
-            raise UsageError("--x is the name of a dataset, found none; leave it out, or give one")
+        x = asked(options.x or [])
 
     def look() -> dict[str, Any]:
-        found = describe_rows(options.data, options.x, default=config.data.x or None)
+        found = describe_rows(options.data, x, default=config.data.x or None)
         output.refuse(options.out, [shard["file"] for shard in found["shards"]], resume=options.resume,
                       overwrite=options.overwrite)
         return {"training": found}

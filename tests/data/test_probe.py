@@ -353,7 +353,7 @@ def test_the_limits_of_the_parser_are_said_with_their_numbers(plain_file: Write,
     monkeypatch.setattr(probe, "MAX_ANSWER", 500)
     with pytest.raises(DataError, match="chunk index is larger than 0 MiB; repack"):
         describe(path)
-    request = {"file": str(path), "x": None, "y": None}
+    request = {"file": str(path), "datasets": {}}
     for name, message in (("MAX_OBJECTS", "holds more than 1 objects; name the datasets"),
                           ("MAX_CHUNK", "has chunks of 16 bytes; at most 1")):
         with monkeypatch.context() as patch:
@@ -399,7 +399,7 @@ def test_running_out_of_the_memory_limit_is_a_refusal(monkeypatch: pytest.Monkey
     def explode(*_: object) -> None:
         raise MemoryError
     monkeypatch.setattr(parser_child, "answer", explode)
-    reply = parser_child.reply_to({"file": "a.h5", "x": None, "y": None})
+    reply = parser_child.reply_to({"file": "a.h5", "datasets": {}})
     assert reply == {"refused": "parsing it needs more than 1024 MiB of memory", "dataset": None, "memory": True}
 
 

@@ -11,6 +11,7 @@ from mpitrain.autograd import Tensor, run_backward
 from mpitrain.backend import Array, Device, random
 from mpitrain.errors import ShapeError
 from mpitrain.nn import Sequential, collect_statistics, mixtures
+from mpitrain.nn.by_name import ByName
 from mpitrain.parallel.pipeline.feed import Feed
 
 TIMES = 4                                    # Each block runs so often; the fastest run but the first counts.
@@ -23,21 +24,21 @@ def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, devic
     gives no single tensor.
     """
     found: list[float] = []
-    given: Array | None = None
+    given: Any = None
     rows = np.arange(len(x), dtype=np.uint64)
     for place, name in enumerate(model.blocks):
         part = model.slice(place, place + 1)
         part.recompute = model.recomputes(place, name)
         storage = part.initialize(seed, precision, device)
         if given is None:
-            given = Feed(device, storage.dtype, tokens=tokens).inputs(x)
+            given = Feed(device, storage.dtype, tokens=tokens).tensors(x)
         seconds = []
         for _ in range(TIMES):
             with random.use(random.Scope(seed, 0, rows)):
-                taken, output = _timed(part, name, given, device, first=not found)
+                taken, output = _timed(part, name, given, device)
             seconds.append(taken)
         found.append(min(seconds[1:]))
-        given = output
+        given = Tensor(output, requires_grad=output.dtype.kind == "f")
         forget(part)
     return found
 
@@ -53,9 +54,9 @@ def forget(part: Sequential) -> None:
     del part.storage
 
 
-def _timed(part: Sequential, name: str, given: Array, device: Device, *, first: bool) -> tuple[float, Array]:
-    """Returns (seconds, output) of one forward and backward, without the gradient of the model's input."""
-    x = Tensor(given, requires_grad=not first and given.dtype.kind == "f")
+def _timed(part: Sequential, name: str, x: Any, device: Device) -> tuple[float, Array]:
+    """Returns (seconds, output) of one forward and backward of what the block is given."""
+    x.grad = None
     for parameter in part.parameters():
         parameter.grad = None
     device.synchronize()
@@ -63,7 +64,8 @@ def _timed(part: Sequential, name: str, given: Array, device: Device, *, first: 
     try:
         output = part(x)
     except ShapeError as error:
-        raise ShapeError(f'the block "{name}" cannot take {tuple(given.shape)} ({given.dtype}): {error.message}') from error
+        what = "the inputs" if isinstance(x, ByName) else f"{tuple(x.shape)} ({x.dtype})"
+        raise ShapeError(f'the block "{name}" cannot take {what}: {error.message}') from error
     if not isinstance(output, Tensor):
         raise ShapeError(f'mesh.stages = "time" measures blocks that pass one tensor on, and "{name}" gives a '
                          f"{type(output).__name__}; give the numbers of blocks instead, such as mesh.stages = [3, 4]")

@@ -7,7 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, Device
+from mpitrain.data.columns import Columns
+from mpitrain.nn.by_name import ByName
 
 
 class Feed:
@@ -19,6 +22,17 @@ class Feed:
     def __init__(self, device: Device, dtype: Any, *, tokens: bool = False, part: Callable[[Any], Any] | None = None):
         self.device, self.dtype, self.tokens = device, np.dtype(dtype), tokens
         self.part = part or (lambda x: x)
+
+    def tensors(self, x: Any) -> Any:
+        """What the model is called with: a tensor of `inputs`, or a `ByName` of `Columns`, whose integers are int64."""
+        if isinstance(x, Columns):
+            return ByName({name: Tensor(self.device.put(self._by_kind(array))) for name, array in x.items()})
+        return Tensor(self.inputs(x))
+
+    def _by_kind(self, values: Any) -> Any:
+        if values.dtype.kind == "b":
+            return values
+        return self._cast(values) if values.dtype.kind == "f" else values.astype(np.int64, copy=False)
 
     def inputs(self, x: Any) -> Array:
         x = self.part(x)

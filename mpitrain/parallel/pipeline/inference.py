@@ -55,7 +55,7 @@ class Inference:
         """The output of one chunk for batch `number`, which is sent on unless the chunk is the last."""
         virtual, neighbours = self.stage.virtual(chunk), self.neighbours
         if virtual == 0:
-            given = Tensor(self.feed.inputs(x))
+            given = self.feed.tensors(x)
         else:
             assert neighbours is not None
             neighbours.expect_forward(virtual, number, len(x), wait=True)

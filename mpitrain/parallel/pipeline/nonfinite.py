@@ -14,6 +14,7 @@ from mpitrain.backend import Array, array_module, asnumpy, is_float
 from mpitrain.data import MicroBatch
 from mpitrain.errors import NumericsError
 from mpitrain.nn import Module
+from mpitrain.nn.by_name import ByName
 from mpitrain.registry import is_own, named
 
 
@@ -42,10 +43,12 @@ class Origin(NamedTuple):
 
 
 def origin_of(model: Module, x: Any) -> Origin:
-    """The parameter, the input, the layer, the model's own forward or the loss that is the first not to be finite."""
-    if not is_finite(x):
-        return Origin("the input of the model", bad_places(x, len(x)),
-                      "look at that data, and at data.transform and data.augment")
+    """The parameter, the input, the layer, the model's own forward or the loss that is the first not to be finite; `x` is a
+    tensor, or inputs by name."""
+    for name, given in x.items() if isinstance(x, ByName) else [("", x)]:
+        if not is_finite(given.array):
+            return Origin(f'the input "{name}" of the model' if name else "the input of the model",
+                          bad_places(given.array, given.shape[0]), "look at that data, and at data.transform and data.augment")
     if not all(parameter.allocated for parameter in model.parameters()):
         return Origin('a layer that cannot be named where ranks have slices of the parameters; set comm.sharding = "gradients" '
                       "to see it", advice=STEP)
@@ -53,11 +56,11 @@ def origin_of(model: Module, x: Any) -> Origin:
         if not is_finite(parameter.array):
             return Origin(f'the parameter "{name}", which an earlier step has spoilt (train.on_nan = "skip" looks at each '
                           "gradient before the update)", advice=STEP)
-    search = Search(model, len(x))
+    search = Search(model, n_rows(x))
     remove = search.hooks()
     try:
         with no_grad(), np.errstate(all="ignore"), nobody_else(model) as missed:
-            model(Tensor(x))
+            model(x)
     except _Found:
         pass
     finally:
@@ -65,6 +68,11 @@ def origin_of(model: Module, x: Any) -> Origin:
             undo()
     return search.found or Origin(", or ".join((*missed, "the loss function; every layer's output")) + " here" * bool(
         missed) + " is finite")
+
+
+def n_rows(x: Any) -> int:
+    """The samples of a tensor, or of inputs by name."""
+    return int((next(iter(x.values())) if isinstance(x, ByName) else x).shape[0])
 
 
 def first_bad(values: Any) -> Tensor | None:
@@ -136,9 +144,10 @@ def nobody_else(model: Module) -> Iterator[list[str]]:
 def nonfinite_loss(model: Module, x: Any, value: float, micro: MicroBatch) -> NumericsError:
     """The error that names the step, the micro-batch, the layer and the samples."""
     origin = origin_of(model, x)
-    if not is_finite(x) and is_finite(micro.x):
-        origin = Origin(f"the data's {micro.x.dtype} values, which are too large for the model's {x.dtype}",
-                        bad_places(x, len(x)), 'scale the data, or set train.precision = "float64"')
+    for given, stored in zip(x.values(), micro.x.values.values()) if isinstance(x, ByName) else [(x, micro.x)]:
+        if not is_finite(given.array) and is_finite(stored):
+            origin = Origin(f"the data's {stored.dtype} values, which are too large for the model's {given.dtype}",
+                            bad_places(given.array, given.shape[0]), 'scale the data, or set train.precision = "float64"')
     rows = [int(micro.samples[i]) for i in origin.places] or [int(row) for row in micro.samples]
     error = NumericsError(f"the loss of micro-batch {micro.index} is {value}; the first value that is not finite comes from "
                           f"{origin.text}, samples {listed(rows)}; no parameter was changed in this step; {origin.advice}",

@@ -127,7 +127,7 @@ class Pipeline:
     def _forward(self, action: Action) -> None:
         micro, key = self._micro[action.micro], (action.chunk, action.micro)
         virtual = self.stage.virtual(action.chunk)
-        x = Tensor(self.feed.inputs(micro.x)) if virtual == 0 else self._receive(action)
+        x = self.feed.tensors(micro.x) if virtual == 0 else self._receive(action)
         with self.span("compute", f"forward {micro.index}"):
             output = self.forward(micro, x, action.chunk)
         if virtual < self.stage.n_virtual - 1:
@@ -159,7 +159,7 @@ class Pipeline:
                     rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
             if x.requires_grad and x.grad is None:            # Zeros travel then, like any gradient.
                 self.without_graph = virtual
-            if lost:
+            if lost and virtual:
                 x.grad = x.xp.full(x.shape, math.nan, x.dtype)
         if rest is not None:
             self._deferred[key] = rest
@@ -241,20 +241,20 @@ class Pipeline:
         value = float(asnumpy(loss.array))
         if not math.isfinite(value):
             self._lost.add(micro.index)
-            self._blame(micro, x.array, value, chunk)
+            self._blame(micro, x, value, chunk)
             return math.nan
         return value
 
-    def _blame(self, micro: MicroBatch, x: Array, value: float, chunk: int) -> None:
+    def _blame(self, micro: MicroBatch, x: Any, value: float, chunk: int) -> None:
         """NumericsError, unless the run goes on, where this stage, or its input `x` from the data, made the loss not finite."""
-        if self.stage.virtual(chunk) and not is_finite(x):
+        if self.stage.virtual(chunk) and not is_finite(x.array):
             return
         error = nonfinite_loss(self.stage.chunks[chunk], x, value, micro)
         if not self.goes_on:
             raise error
         self.blamed.append(error)
 
-    def _is_lost(self, action: Action, grad: Array, x: Tensor, output: Tensor) -> bool:
+    def _is_lost(self, action: Action, grad: Array, x: Any, output: Tensor) -> bool:
         """Whether a micro-batch's loss is not finite because of `x`, the output of an earlier stage. NumericsError where this
         stage made it so."""
         micro, virtual = self._micro[action.micro], self.stage.virtual(action.chunk)
@@ -262,5 +262,5 @@ class Pipeline:
             return micro.index in self._lost
         if not np.isnan(asnumpy(grad.reshape(-1)[:1])).any() or is_finite(output.array):
             return False
-        self._blame(micro, x.array, math.nan, action.chunk)
+        self._blame(micro, x, math.nan, action.chunk)
         return True

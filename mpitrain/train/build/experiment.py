@@ -27,7 +27,8 @@ def keys(**sections: str) -> frozenset[str]:
 
 
 ROWS = keys(                                     # These decide the order of the samples, or which rows train.
-    run="seed", model="block", data="validation transform target_transform augment stride drop_last", train="batch_size")
+    run="seed", model="block", train="batch_size",
+    data="validation transform target_transform augment stride length horizon targets drop_last")
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
     model="name shapes formats ranks", train="loss label_smoothing device precision micro_batches on_nan", comm="wire_dtype",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
@@ -88,6 +89,8 @@ def code_of(config: Config, key: str) -> dict[str, str]:
     """SHA-256 of each file with code of the user's that a key names, by the file's name."""
     value = value_of(config, key)
     values = list(value.values()) if key == "model.formats" else value if isinstance(value, (list, tuple)) else [value]
+    for entry in [entry for entry in values if isinstance(entry, dict) and "name" not in entry]:       # a table by input
+        values = [*values, *(one for own in entry.values() for one in (own if isinstance(own, list) else [own]))]
     names = [entry.get("name") if isinstance(entry, dict) else entry for entry in values]
     files = [source_of(name, config.folder) for name in names if isinstance(name, str)]
     return {file.name: file_sha256(file)[:32] for file in files if file is not None}

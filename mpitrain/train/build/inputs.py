@@ -14,12 +14,15 @@ import numpy as np
 from mpitrain import data
 from mpitrain.comm.job.together import on_first
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.config import Config
 from mpitrain.data.checks import Source
 from mpitrain.data.keyed import key, sample_keys
 from mpitrain.data.loader import SampleReader
+from mpitrain.data.shards import Fields
 from mpitrain.data.transforms import FIT_ROWS, Asked
 from mpitrain.errors import ConfigError
 from mpitrain.models.registry import require_sizes
+from mpitrain.train.build.names import refuse_tables
 
 if TYPE_CHECKING:
     from mpitrain.data.predictions import Predictions
@@ -63,15 +66,13 @@ class Inputs:
         """The first training rows as the model would see them, for a trial before anything is allocated for real."""
         return SampleReader(self.training, self.transforms, tasks=self.tasks).read(np.asarray(self.train_rows[:rows], np.int64))
 
-    def row_shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shapes of a row and of its target as the model sees them. Built-in transforms keep a row's shape; those of the
+    def example(self) -> tuple[Any, Any]:
+        """A row and its target of the shapes that the model sees. Built-in transforms keep a row's shape; those of the
         user's own learn from the first rows here, and again from all of them before training."""
-        if any(":" in name for name in self.transforms.names):
+        if any(":" in name for own in (self.transforms, *self.transforms.by_input.values()) for name in own.names):
             self.transforms.fit(self.training, self.train_rows[:FIT_ROWS])
-            x, y = self.sample()
-        else:
-            x, y = self.training.read(np.asarray(self.train_rows[:1], np.int64))
-        return x.shape[1:], y.shape[1:]
+            return self.sample()
+        return self.training.read(np.asarray(self.train_rows[:1], np.int64))
 
     def try_some(self, rows: int) -> tuple[Any, Any]:
         """The first training rows, after two have been transformed and augmented: what changes the number of rows is refused."""
@@ -95,8 +96,8 @@ class Inputs:
         return read, 0 if self.validation is None else -(-len(rows) // size)
 
 
-def describe_files(path: str, validation: float | str, folder: Path, x: str, y: str,
-                   started: Popen[bytes] | None = None, *, predictions: str = "") -> dict[str, Any]:
+def describe_files(path: str, validation: float | str, folder: Path, x: Any, y: str,
+                   started: Popen[bytes] | None = None, *, predictions: str = "", series: bool = False) -> dict[str, Any]:
     """Rank 0's description of the files, made before MPI starts: plain data, to be sent to the other ranks.
 
     `predictions` is a file of a teacher's, for the rows of `path`. `started` is what `files.parser.start_parser` gave, and is
@@ -104,9 +105,11 @@ def describe_files(path: str, validation: float | str, folder: Path, x: str, y: 
     """
     other = folder / str(validation) if data.is_file(validation) else None
     with data.Parser(process=started) as parser:
-        found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser, apart=other)}
+        found = {"training": data.describe(locate(path, folder), x=x or None, y=y or None, parser=parser, apart=other,
+                                           series=series)}
         if other is not None:
-            found["validation"] = data.describe(locate(str(validation), folder), x=x or None, y=y or None, parser=parser)
+            found["validation"] = data.describe(locate(str(validation), folder), x=x or None, y=y or None, parser=parser,
+                                                series=series)
             data.check_validation(found["training"], found["validation"])
         if predictions:
             from mpitrain.data.predictions import describe_predictions  # few runs have some
@@ -120,13 +123,24 @@ def locate(path: str, folder: Path) -> Path | str:
 
 
 def open_inputs(description: dict[str, Any], *, validation: float | str, seed: int, block: int | None = None, stride: int = 1,
-                transform: Asked = (), target_transform: Asked = (), augment: Asked = (), folder: Path | None = None) -> Inputs:
-    """Opens what `describe_files` described and splits it; `block` is the window of a language model."""
+                transform: Asked = (), target_transform: Asked = (), augment: Asked = (), folder: Path | None = None,
+                length: int = 0, horizon: int = 1, targets: tuple[int, ...] = ()) -> Inputs:
+    """Opens what `describe_files` described and splits it; `block` is the window of a language model, `length`, `horizon` and
+    `targets` are those of series."""
     dataset = data.Dataset(description["training"])
     other = data.Dataset(description["validation"]) if "validation" in description else None
-    transforms = data.Transforms(transform, folder, target_transform)
+    names = list(dataset.x.name) if isinstance(dataset.x, Fields) else []
+    refuse_tables(names, {"data.transform": transform, "data.augment": augment})
+    transforms = data.Transforms(transform, folder, target_transform, by_step=length > 0)
+    if dataset.kind == ROWS and length:
+        from mpitrain.data.series import SeriesWindows, Windows  # few runs have series
+        every = SeriesWindows(dataset, Windows(length, 0, stride))
+        return Inputs(every, range(len(every)), None, range(0), transforms)
     if dataset.kind == ROWS:
         return Inputs(dataset, range(len(dataset)), None, range(0), transforms, token_rows=block is not None)
+    if dataset.kind == "series" or length or targets or horizon != 1:
+        return _series(dataset, other, validation, transforms, data.augmentations(augment, folder), length, horizon, stride,
+                       targets)
     if target_transform and dataset.kind != "regression":
         raise ConfigError(f"data.target_transform is for regression, and these data are for {dataset.kind}; leave it empty")
     if dataset.kind == "tokens":
@@ -158,6 +172,7 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
     return Inputs(dataset, train_rows, dataset, validation_rows, transforms, functions, predictions=predictions)
 
 
+<<<<<<< HEAD
 def has_labels(dataset: data.Dataset) -> bool:
     """Whether each row has one whole number as its target."""
     return dataset.y is not None and dataset.y.dtype.kind in "biu" and dataset.y.row_bytes == dataset.y.stored.itemsize
@@ -186,6 +201,27 @@ def balanced_weights(inputs: Inputs, ignore: int | None = None) -> list[float]:
         raise ConfigError(f'train.weight = "{BALANCED}": no training row is of class {int(counts.argmin())}; give a list of '
                           "numbers, one for each class, or leave it out")
     return [y.size / (len(counts) * int(count)) for count in counts]
+=======
+def _series(dataset: data.Dataset, other: data.Dataset | None, validation: float | str, transforms: data.Transforms,
+            augment: list[Any], length: int, horizon: int, stride: int, targets: tuple[int, ...]) -> Inputs:
+    """Windows over series."""
+    from mpitrain.data.series import SeriesWindows, Windows, refuse_without_length, series_split  # few runs have series
+    refuse_without_length(dataset.kind, length, targets, horizon)
+    cut = Windows(length, horizon, stride, targets)
+    training, held_out = series_split(dataset, cut, 0 if other is not None else validation)
+    if other is not None:
+        held_out = SeriesWindows(other, cut)
+    rows = range(len(held_out)) if held_out is not None else range(0)
+    return Inputs(training, range(len(training)), held_out, rows, transforms, augment)
+
+
+def inputs_of(config: Config, files: dict[str, Any]) -> Inputs:
+    """The data of a configuration, whose files have been described."""
+    d = config.data
+    return open_inputs(files, validation=d.validation, seed=config.run.seed, block=config.model.arguments.get("block"),
+                       stride=d.stride, transform=d.transform, target_transform=d.target_transform, augment=d.augment,
+                       folder=config.folder, length=d.length, horizon=d.horizon, targets=d.targets)
+>>>>>>> refs/heads/inputs
 
 
 def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y: str = "", seed: int = 0,

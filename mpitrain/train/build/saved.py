@@ -68,7 +68,8 @@ def load(folder: str | os.PathLike[str], step: int | str | None = None, override
     found = choosing.chosen(path / "checkpoints", step, purpose=USE)
     model = make_model(config)
     model.initialize(config.run.seed, config.train.precision)
-    transforms = data.Transforms(config.data.transform, config.folder, config.data.target_transform)
+    d = config.data
+    transforms = data.Transforms(d.transform, config.folder, d.target_transform, by_step=d.length > 0)
     with no_grad():
         State(model, None, transforms).restore(found)
     return SavedModel(model.eval().requires_grad_(False), config, found.step, transforms, found.meta,

@@ -5,6 +5,7 @@
     inputs              the numbers of a row
     features            the numbers at a position of a row (positions, features), or of a row (features,)
     length              the positions of such a row, or of a row (channels, length) for a model that has channels
+    horizon             the steps to predict, of series
     channels, size      rows (channels, size, size); the former of rows (channels, length), too
     outputs             what the loss wants of a row: the classes, or the numbers of a target
 """
@@ -12,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from mpitrain import models
 from mpitrain.arguments import parameters_of
 from mpitrain.config import Config, changed
 from mpitrain.data import Dataset, scan_labels
+from mpitrain.data.columns import Columns
 from mpitrain.train.build.from_config import make_loss
 from mpitrain.train.build.inputs import Inputs
 
@@ -56,7 +59,7 @@ class Sizes:
         return self.classes() if loss.kind == "classes" else numbers(self.target)
 
     def inputs_(self) -> int | None:
-        return None if self.inputs.tokens else numbers(self.row)
+        return None if self.inputs.tokens or not self.row else numbers(self.row)
 
     def channels(self) -> int | None:
         return self.row[0] if not self.inputs.tokens and len(self.row) in (2, 3) else None
@@ -73,15 +76,22 @@ class Sizes:
             return None
         return self.row[1 if "channels" in self.taken else 0]
 
+    @cached_property
+    def example(self) -> tuple[Any, Any]:
+        return self.inputs.example()
+
     @property
     def row(self) -> tuple[int, ...]:
-        """The shape of a row."""
-        return self.inputs.row_shapes()[0]
+        """The shape of a row; of several inputs by name, that of the only one with floats, or () where there is no such one."""
+        x, _ = self.example
+        floats = [values for values in x.values.values() if values.dtype.kind == "f"] if isinstance(x, Columns) else [x]
+        return floats[0].shape[1:] if len(floats) == 1 else ()
 
     @property
     def target(self) -> tuple[int, ...]:
         """The shape of a row's target."""
-        return self.inputs.row_shapes()[1]
+        shape: tuple[int, ...] = self.example[1].shape[1:]
+        return shape
 
 
 def numbers(shape: tuple[int, ...]) -> int:
@@ -89,9 +99,15 @@ def numbers(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
+def horizon(sizes: Sizes) -> int | None:
+    """The steps to predict, of series."""
+    return sizes.target[0] if sizes.inputs.training.kind == "series" else None
+
+
 FOUND: dict[str, Callable[[Sizes], int | None]] = {
     "vocabulary": Sizes.vocabulary, "classes": Sizes.classes, "outputs": Sizes.outputs, "inputs": Sizes.inputs_,
-    "channels": Sizes.channels, "size": Sizes.size, "features": Sizes.features, "length": Sizes.length}
+    "channels": Sizes.channels, "size": Sizes.size, "features": Sizes.features, "length": Sizes.length,
+    "horizon": horizon}
 
 
 def model_of(config: Config) -> Any:
@@ -110,6 +126,9 @@ def with_sizes(config: Config, inputs: Inputs, first: Callable[[Callable[[], Any
 
     `first` runs an action on rank 0 and gives all ranks its value.
     """
+    x = getattr(inputs.training, "names", ("",))[0]
+    if isinstance(x, dict) and not config.data.x:            # as the manifest says, for rows of other files later
+        config = changed(config, data={"x": x})
     wanted = left_out(config)
     if not wanted:
         return config

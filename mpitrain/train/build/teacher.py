@@ -58,7 +58,7 @@ def of_run(config: Config, inputs: Inputs, feed: Feed, classes: int | None) -> L
     x, _ = inputs.try_some(1)
     try:
         with no_grad():
-            found = int(model(Tensor(feed.inputs(x))).shape[-1])
+            found = int(model(feed.tensors(x)).shape[-1])
     except ShapeError as error:
         raise ConfigError(f"distil.teacher cannot take this run's samples: {error.message}", file=path) from error
     if found != classes:
@@ -67,7 +67,7 @@ def of_run(config: Config, inputs: Inputs, feed: Feed, classes: int | None) -> L
 
     def logits(micro: MicroBatch) -> Tensor:
         with no_grad():
-            outputs: Tensor = model(Tensor(feed.inputs(micro.x)))
+            outputs: Tensor = model(feed.tensors(micro.x))
         return outputs
     return logits
 

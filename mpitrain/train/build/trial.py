@@ -18,6 +18,7 @@ from mpitrain.comm.face import Objects
 from mpitrain.comm.job.guard import symmetric
 from mpitrain.comm.job.together import everywhere, on_first
 from mpitrain.data import Dataset, scan_labels, scan_targets
+from mpitrain.data.columns import Columns
 from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError, with_place
 from mpitrain.nn.loss import terms
 from mpitrain.nn.module import Module
@@ -26,6 +27,7 @@ from mpitrain.placement.place import Placement
 from mpitrain.registry import is_own, named
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.names import refuse_names
 
 ROWS = 4                     # samples on which a user's loss is tried, as a whole and in two unequal parts
 CLOSE = 1e-4                 # the sum over float32 samples in another order is nearer than this part of it
@@ -53,7 +55,11 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     """
     x, y = inputs.try_some(ROWS if control is not None and is_own(loss) else 1)
     file = inputs.training.where(0)[0]
+    refuse_names(inference.stage.whole, x)
     placement.refuse_samples(x, y)
+    if control is not None and isinstance(x, Columns):
+        from mpitrain.train.build.extremes import try_extremes  # few models have inputs by name
+        try_extremes(inference, inputs, control)
     outputs = outputs_of(inference, x, y, file)
     found = outputs[0].shape if outputs else None
     shape, host_y, y = output_shape(found), y, inference.feed.part(y)
@@ -88,7 +94,8 @@ def outputs_of(inference: Inference, x: Any, y: Any, file: str) -> list[Tensor]:
     try:
         call(lambda: outputs.extend(output for output, _ in inference.run([(x, y)])), "the model, run on one sample,", {})
     except ShapeError as error:
-        cast = f", cast to {inference.feed.dtype}" if not inference.feed.tokens and x.dtype.kind in "biu" else ""
+        made_float = not inference.feed.tokens and not isinstance(x, Columns) and x.dtype.kind in "biu"
+        cast = f", cast to {inference.feed.dtype}" if made_float else ""
         what = "what the stage before gives" if inference.stage.index else f"samples of shape {x.shape[1:]} ({x.dtype}{cast})"
         advice = "" if ";" in error.message else "; change the model's sizes or the data"       # it may have some of its own
         raise ShapeError(f"the model cannot take {what}: {with_place(error.message, layer_of(error))}{advice}",
