@@ -53,11 +53,7 @@ test-slow: $(VENV)/ready-test ready-examples ## the tests that take minutes: the
 
 # Packages whose files the examples read: of PyPI, without their dependencies, which no example imports; of Debian, unpacked where
 # the examples look for them, so that no root is needed. What cannot be had costs a line, and its tests are skipped by name.
-<<<<<<< HEAD
-EXAMPLES_PIP = ISLP==0.6.0 neuraloperator==0.3.0
-=======
-EXAMPLES_PIP = ISLP==0.6.0 scikit-learn==1.9.1
->>>>>>> refs/heads/metrics
+EXAMPLES_PIP = ISLP==0.6.0 neuraloperator==0.3.0 scikit-learn==1.9.1
 EXAMPLES_DEB = dataset-fashion-mnist r-cran-mlbench r-cran-kernlab
 
 ready-examples: $(VENV)/ready-test ## the packages that hold the data of the examples

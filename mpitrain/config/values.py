@@ -22,11 +22,7 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "mesh.ep": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0, "lora.rank": 0,
          "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1, "shrink.least": 0,
-<<<<<<< HEAD
-         "stop.patience": 0, "average.start": 0, "average.every": 1}
-=======
-         "data.length": 0, "data.horizon": 1}
->>>>>>> refs/heads/inputs
+         "stop.patience": 0, "average.start": 0, "average.every": 1, "data.length": 0, "data.horizon": 1}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s",
                 "stop.min_delta")

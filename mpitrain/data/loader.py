@@ -58,12 +58,8 @@ class SampleReader:
         tokens = source.kind == "tokens"
         self.ignore, self.dtype = IGNORE if tokens else ignore, None if tokens else dtype
 
-<<<<<<< HEAD
-    def read(self, rows: Rows, epoch: int | None = None) -> tuple[Values, Values]:
+    def read(self, rows: Rows, epoch: int | None = None) -> tuple[Any, Values]:
         """Inputs and targets; `epoch` is None outside of training."""
-=======
-    def read(self, rows: Rows) -> tuple[Any, Values]:
->>>>>>> refs/heads/inputs
         source = self.source
         x, y = source.read(rows)
         x_name, y_name = source.names

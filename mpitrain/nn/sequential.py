@@ -65,18 +65,12 @@ class Sequential(Module):
         """The first block gets all that is given, each next one the output of the one before."""
         run: Callable[..., Any]
         for place, (name, block) in enumerate(self.blocks.items()):
-<<<<<<< HEAD
-            x = _again(block, x) if self.recompute and self.recomputes(place, name) else block(x)
-            if self.between is not None:
-                self.between()
-        return self.join(x) if self.goes_on and self.join is not None and isinstance(x, tuple) else x
-=======
             run = partial(block, **named) if place == 0 and named else block
-            inputs = (recompute(run, *inputs) if self.recompute and self.recomputes(place, name) else run(*inputs)),
+            inputs = (_again(run, *inputs) if self.recompute and self.recomputes(place, name) else run(*inputs)),
             if self.between is not None:
                 self.between()
-        return inputs[0]
->>>>>>> refs/heads/inputs
+        x = inputs[0]
+        return self.join(x) if self.goes_on and self.join is not None and isinstance(x, tuple) else x
 
     def recomputes(self, place: int, name: str) -> bool:
         """Whether the block of that place and name runs again in backward."""
@@ -147,6 +141,8 @@ class Sequential(Module):
         return part
 
 
-def _again(block: Module, x: Any) -> Any:
-    """`block` of x, which is a tensor or a tuple of them, to be computed again in backward."""
-    return recompute(lambda *parts: block(parts), *x) if isinstance(x, tuple) else recompute(block, x)
+def _again(run: Callable[..., Any], *inputs: Any) -> Any:
+    """What `run` makes of these inputs, the only one of which may be a tuple of tensors, to be computed again in backward."""
+    if len(inputs) == 1 and isinstance(inputs[0], tuple):
+        return recompute(lambda *parts: run(parts), *inputs[0])
+    return recompute(run, *inputs)

@@ -172,7 +172,6 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
     return Inputs(dataset, train_rows, dataset, validation_rows, transforms, functions, predictions=predictions)
 
 
-<<<<<<< HEAD
 def has_labels(dataset: data.Dataset) -> bool:
     """Whether each row has one whole number as its target."""
     return dataset.y is not None and dataset.y.dtype.kind in "biu" and dataset.y.row_bytes == dataset.y.stored.itemsize
@@ -201,7 +200,8 @@ def balanced_weights(inputs: Inputs, ignore: int | None = None) -> list[float]:
         raise ConfigError(f'train.weight = "{BALANCED}": no training row is of class {int(counts.argmin())}; give a list of '
                           "numbers, one for each class, or leave it out")
     return [y.size / (len(counts) * int(count)) for count in counts]
-=======
+
+
 def _series(dataset: data.Dataset, other: data.Dataset | None, validation: float | str, transforms: data.Transforms,
             augment: list[Any], length: int, horizon: int, stride: int, targets: tuple[int, ...]) -> Inputs:
     """Windows over series."""
@@ -221,7 +221,6 @@ def inputs_of(config: Config, files: dict[str, Any]) -> Inputs:
     return open_inputs(files, validation=d.validation, seed=config.run.seed, block=config.model.arguments.get("block"),
                        stride=d.stride, transform=d.transform, target_transform=d.target_transform, augment=d.augment,
                        folder=config.folder, length=d.length, horizon=d.horizon, targets=d.targets)
->>>>>>> refs/heads/inputs
 
 
 def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y: str = "", seed: int = 0,
