@@ -47,11 +47,22 @@ class Usual:
 
 
 GPT2 = {"layers": 12, "heads": 12, "width": 768, "block": 1024, "vocabulary": 50257, "bias": True}
+LLAMA = {"layers": 12, "heads": 12, "key_heads": 4, "width": 768, "block": 1024, "vocabulary": 32000}
+RECURRENT = {"inputs": 8, "hidden": 64, "outputs": 1}
+SERIES = {"inputs": 1, "outputs": 2}
 USUAL: dict[str, Usual] = {
     "mlp": Usual((784,), {"inputs": 784, "hidden": [1024, 1024], "outputs": 10}),
-    "lenet": Usual((1, 28, 28)),
-    "resnet20": Usual((3, 32, 32)), "resnet32": Usual((3, 32, 32)), "resnet56": Usual((3, 32, 32)),
-    "gpt": Usual((64,), GPT2, tokens=50257),
+    **{name: Usual((1, 28, 28)) for name in ("lenet", "autoencoder", "vae")},
+    **{name: Usual((3, 32, 32)) for name in ("resnet20", "resnet32", "resnet56")},
+    "unet": Usual((1, 128, 128)), "fno": Usual((1, 64, 64)),
+    "gpt": Usual((64,), GPT2, tokens=50257), "llama": Usual((64,), LLAMA, tokens=32000),
+    **{name: Usual((64,), tokens=50257) for name in ("gpt2", "gpt2_medium", "gpt2_large", "gpt2_xl")},
+    **{name: Usual((128,), tokens=30522) for name in ("bert", "distilbert")}, "t5": Usual((626,), tokens=32128),
+    "lstm": Usual((100, 8), RECURRENT), "gru": Usual((100, 8), RECURRENT),
+    "tcn": Usual((100, 8), {"inputs": 8, "channels": [64] * 4, "outputs": 1}),
+    "fcn": Usual((100, 1), SERIES), "inception_time": Usual((100, 1), SERIES),
+    "deepfm": Usual((8,), {"categories": [1000] * 8}, tokens=1000), "ft_transformer": Usual((8,), {"numeric": 8, "outputs": 2}),
+    "graphsage": Usual((1 + 25 + 25 * 10, 64), {"inputs": 64, "outputs": 8}),
 }
 """Of models that do not take images of 224 x 224, or have arguments without a default."""
 
@@ -101,8 +112,8 @@ def bench_models(channel: Channel, world: World, report: Report, *, models: Sequ
 def measure(name: str, how: Usual, world: World, batch: int, steps: int, precision: str, energy: Energy) -> dict[str, Any]:
     """The record of one model. Times are of a batch, `multiply_adds` and `kept_bytes_a_sample` of one sample."""
     with guard.symmetric():
-        work = count(MODELS[name](**how.arguments), _samples(how, 1, "float32"))
-        run = Run(MODELS[name](**how.arguments), _samples(how, batch, precision), precision)
+        work = count(MODELS[name](**how.arguments), samples(how, 1, "float32"))
+        run = Run(MODELS[name](**how.arguments), samples(how, batch, precision), precision)
     clock = Clock(world)
     run.model.eval()
     forward, _ = _timed(clock, run.forward, steps, energy)
@@ -123,7 +134,7 @@ def measure(name: str, how: Usual, world: World, batch: int, steps: int, precisi
     return found
 
 
-def _samples(how: Usual, rows: int, precision: str) -> np.ndarray[Any, Any]:
+def samples(how: Usual, rows: int, precision: str) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(0)
     if how.tokens:
         return rng.integers(0, how.tokens, (rows, *how.shape))

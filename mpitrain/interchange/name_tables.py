@@ -127,7 +127,7 @@ class NanoGPT(GPT2):
 
 
 class _ResNet(NameTable):
-    passed_over: tuple[str, ...] = (f"*{COUNTER}",)
+    passed_over: Sequence[str] = (f"*{COUNTER}",)
     models: dict[tuple[tuple[int, ...], int], str] = {}      # blocks of each stage, convolutions of each -> the model's name
     head = ""
 

@@ -6,7 +6,8 @@
 Counted are linear layers, convolutions and their transposes, matrix products and contractions, both products of attention,
 recurrent layers and experts, as torch.utils.flop_counter and the tables beside torchvision's weights count them (the latter in
 multiply-adds, each of which is two operations). What norms, activations and pools do is left out there and here. Fourier
-transforms are no products of matrices: their number is given. Parameters take next to no memory (`plan.lent`).
+transforms are no products of matrices: their number is given. A product of complex numbers is four of real ones. Parameters
+take next to no memory (`plan.lent`).
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ def _counting() -> Iterator[Counter[str]]:
 def _standing_in(rule: Rule, work: Counter[str]) -> Callable[..., Any]:
     def forward(ctx: Any, *arrays: Any, **params: Any) -> Any:
         multiply_adds, shapes = rule(ctx.function, *arrays, **params)
-        work[ctx.function.__name__] += multiply_adds
-        made = [np.zeros(shape, arrays[0].dtype) for shape in shapes]
+        kinds = [array.dtype for array in arrays[:2]]
+        work[ctx.function.__name__] += multiply_adds * prod(2 if kind.kind == "c" else 1 for kind in kinds)
+        made = [np.zeros(shape, np.result_type(*kinds)) for shape in shapes]
         return made[0] if len(made) == 1 else tuple(made)
     return forward
 

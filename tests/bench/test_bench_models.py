@@ -9,9 +9,10 @@ import pytest
 from launch import mpirun
 
 from mpitrain.bench.energy import Energy
-from mpitrain.bench.models import USUAL, known, usual
+from mpitrain.bench.models import known, samples, usual
 from mpitrain.errors import UsageError
 from mpitrain.models import MODELS
+from mpitrain.plan.flops import count
 
 
 def test_each_model_is_one_object_and_one_line(tmp_path: Path) -> None:
@@ -43,11 +44,18 @@ def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
 
 
 def test_models_with_defaults_are_known_and_take_images_unless_said_otherwise() -> None:
-    assert {"lenet", "resnet18", "vgg16", "mlp", "gpt"} <= set(known()) <= set(MODELS) and set(USUAL) <= set(MODELS)
+    assert {"lenet", "resnet18", "vgg16", "mlp", "gpt"} <= set(known()) <= set(MODELS)
     assert usual("resnet18", None).shape == (3, 224, 224) and usual("resnet18", 64).shape == (3, 64, 64)
     assert usual("lenet", 20).arguments == {"size": 20}
     with pytest.raises(UsageError, match="leave --size out"):
         usual("gpt", 32)
+
+
+@pytest.mark.parametrize("name", known())
+def test_the_usual_sample_of_a_model_fits_it(name: str) -> None:
+    """Its work is counted: what runs fits, and nothing large is allocated."""
+    how = usual(name, None)
+    assert count(MODELS[name](**how.arguments), samples(how, 1, "float32")).forward > 0
 
 
 def package(folder: Path, number: int, joules: float, largest: int = 10**9) -> Path:

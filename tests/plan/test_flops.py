@@ -93,6 +93,15 @@ def test_experts_count_what_their_places_take() -> None:
     assert mixed.forward - plain.forward == 6 * 8 * 2                     # the router
 
 
+def test_a_product_of_complex_numbers_is_four_of_real_ones() -> None:
+    class Product(nn.Module):
+        def forward(self, x: Any) -> Any:
+            made = ops.matmul(ops.complex(x, x), np.ones((4, 5), "complex64"))
+            assert made.dtype == np.complex64
+            return made
+    assert count(Product(), np.zeros((3, 4), np.float32)).forward == 4 * 3 * 4 * 5
+
+
 def test_fourier_transforms_are_noted_and_not_counted() -> None:
     class Spectrum(nn.Module):
         def forward(self, x: Any) -> Any:
