@@ -179,8 +179,13 @@ class Run(Ranks):
         if self._survivors is not None:
             about |= self._survivors.begin(session, job, saver)
 
+        tables = dict[str, Any]()                             # of the run's last evaluation
+
         def begin() -> None:
-            about.update({key: value for key, value in folder.about().items() if key == "restarts"})      # of `supervise`
+            written = folder.about()
+            about.update({key: value for key, value in written.items() if key == "restarts"})      # of `supervise`
+            if trainer.over or trainer.update.step == job.plan.steps:         # nothing is evaluated again
+                tables.update({key: value for key, value in (written.get("metrics") or {}).items() if isinstance(value, list)})
             folder.write_text(folder.config, to_toml(config))
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})
@@ -193,7 +198,8 @@ class Run(Ranks):
         self.process.on_terminate(trainer.terminated)
         began = time.time()
         metrics = trainer.fit()
-        tables = {} if trainer.evaluator is None else named_tables(trainer.evaluator.tables, session.inputs)
+        if trainer.evaluator is not None and trainer.evaluator.tables:
+            tables = named_tables(trainer.evaluator.tables, session.inputs)
         ended = {"ended": {"step": trainer.update.step, "reason": trainer.over}} if trainer.over else {}
         hashes = job.state.hashes()
         record = about | hashes | trainer.bad_steps.record() | {
