@@ -12,6 +12,7 @@ An example is a folder with `data.py` and `figure.toml`, which has a table for e
     folds = 10                   # the mean over so many folds, with as many rows of each class; 0: one run
     ranks = 2                    # of the slow test, which runs one seed
     long = false                 # true: the slow test takes MPITRAIN_LONG_EXAMPLES=1
+    given = "text.txt"           # a file of ../shared/data that `data.py` is given; "": none
 
 Each line that is printed has the figures of all seeds, the bar, and the seconds of one run from its command to its end.
 """
@@ -52,6 +53,7 @@ class Figure:
     folds: int = 0
     ranks: int = 2
     long: bool = False
+    given: str = ""
 
     @property
     def name(self) -> str:
@@ -78,15 +80,21 @@ def figures(names: list[str] | None = None) -> Iterator[Figure]:
                 yield figure
 
 
-def prepare(example: str, work: Path) -> tuple[int, str]:
-    """A copy of the example in `work`, with its data: (exit status of data.py, its last line of errors)."""
-    folder = work / example
-    if (folder / "data").exists():
+def prepare(figure: Figure, work: Path) -> tuple[int, str]:
+    """A copy of the example in `work`, with its data, made once: (exit status of data.py, its last line of errors)."""
+    folder = work / figure.example
+    if (folder / "ready").exists():
         return 0, ""
-    shutil.copytree(EXAMPLES / example, folder, ignore=shutil.ignore_patterns("data", "__pycache__"), dirs_exist_ok=True)
+    folder.mkdir(exist_ok=True)
+    for path in (EXAMPLES / figure.example).iterdir():
+        if path.is_file():                         # what has been written there before stays behind
+            shutil.copy(path, folder)
     paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run([sys.executable, "-P", folder / "data.py"], env={**os.environ, "PYTHONPATH": paths}, text=True,
-                          stderr=subprocess.PIPE)
+    given = [ROOT.parent / "shared/data" / figure.given] if figure.given else []
+    done = subprocess.run([sys.executable, "-P", folder / "data.py", *given], env={**os.environ, "PYTHONPATH": paths}, text=True,
+                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    if done.returncode == 0:
+        (folder / "ready").touch()
     return done.returncode, (done.stderr.splitlines() or [""])[-1]
 
 
@@ -125,7 +133,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         print(f"{'run':22}{'ranks':>6}  {'metric':12}{'bar':>9}   figures of {options.seeds} seeds   longest run, s   published")
         for figure in figures(options.names):
-            status, said = prepare(figure.example, Path(folder))
+            status, said = prepare(figure, Path(folder))
             if status:
                 print(f"{figure.name:22} not run: {said}", flush=True)
                 continue

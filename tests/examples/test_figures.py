@@ -32,8 +32,8 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(figure: examples.Figure, work: Path) -> None:
-    """The example's data is in `work`; else the test is skipped for the package that is missing."""
-    status, said = examples.prepare(figure.example, work)
+    """The example's data is in `work`; else the test is skipped for what is missing."""
+    status, said = examples.prepare(figure, work)
     if status == 66:
         pytest.skip(said)
     assert status == 0, said
