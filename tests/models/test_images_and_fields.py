@@ -91,7 +91,7 @@ def test_a_unet_that_carries_its_ways_around_is_one_that_keeps_them(up: str) -> 
     like_torch(MODELS["unet"](**UNET, up=up), plain_unet(up), images(2, 1, 16, 24), names=lambda name: name, dtype="float64")
 
 
-@pytest.mark.parametrize("cuts", [(k,) for k in range(1, 7)] + [(2, 4), (1, 2, 3, 4, 5, 6)], ids=str)
+@pytest.mark.parametrize("cuts", [(2,), (3,), (5,), (1, 2, 3, 4, 5, 6)], ids=str)
 def test_stages_of_a_unet_pass_one_tensor_on_wherever_it_is_cut(cuts: tuple[int, ...]) -> None:
     """Stages in turn, with the gradients of what travels, compute what the whole does."""
     whole, x = MODELS["unet"](**UNET), images(2, 1, 8, 12).astype(np.float64)
@@ -183,8 +183,14 @@ def test_an_autoencoder_s_pieces_fit_and_a_vae_draws_in_training_alone() -> None
 
 def test_they_are_the_same_on_ranks() -> None:
     same_on_ranks(
-        Tiny("vit", VIT, (3, 16, 16), tp=True), Tiny("swin", SWIN | {"drop_path": 0.3}, (3, 16, 16), tp=True),
-        Tiny("unet", UNET, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="relative_l2", tp=True),
+        Tiny("swin", SWIN | {"drop_path": 0.3}, (3, 16, 16), tp=True),
+        Tiny("unet", UNET, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="relative_l2", tp=True))
+
+
+@pytest.mark.slow
+def test_the_others_are_the_same_on_ranks() -> None:
+    same_on_ranks(
+        Tiny("vit", VIT, (3, 16, 16), tp=True),
         Tiny("fno", FNO, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="relative_l2", tp=True),
         Tiny("autoencoder", {"size": 8, "widths": [4], "code": 3}, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="mse"),
         Tiny("vae", {"size": 8, "widths": [4], "code": 3}, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="elbo"))
