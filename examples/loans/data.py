@@ -25,8 +25,7 @@ def logistic(x, y, steps=30):
 
 def auc(scores, y):
     """The probability that one who defaults has a higher score than one who does not; equal scores count half."""
-    order, ranks = np.unique(scores, return_inverse=True)[0], np.unique(scores, return_inverse=True)[1]
-    counts = np.bincount(ranks, minlength=len(order))
+    _, ranks, counts = np.unique(scores, return_inverse=True, return_counts=True)
     middle = np.cumsum(counts) - (counts - 1) / 2
     positive = y == 1
     n = positive.sum()

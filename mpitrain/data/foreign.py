@@ -1,4 +1,4 @@
-"""Tables in the files of other packages: CSV, R's .rda, and the .ts of the UCR archive.
+"""Tables in the files of other packages: CSV, R's .rda and .rdb, and the .ts of the UCR archive.
 
 What is damaged, or has not the columns that are asked for, raises DataError with the column; the line ends with what to install.
 """
@@ -10,7 +10,7 @@ import gzip
 import math
 import warnings
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,18 +78,48 @@ def labels(file: Packaged, column: str, cells: Sequence[str], classes: Sequence[
 
 def read_frame(file: Packaged, name: str, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
     """The columns of the data frame `name` in R's .rda, by PyPI's package rdata, without R. Factors come as names of levels."""
+    frames = _by_rdata(file, lambda rdata: rdata.read_rda(file.path), "R's .rda")
+    if name not in frames:
+        raise file.error(f'no data frame "{name}" (there: {", ".join(map(str, frames)) or "none"})', dataset=name)
+    return _columns(file, frames[name], columns)
+
+
+def read_lazy_frame(file: Packaged, name: str, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The same from the file .rdb that R loads lazily, beside which an .rdx says where each object lies.
+
+    There it has 4 bytes with its size, then its serialisation in zlib's format.
+    """
+    index = Packaged(file.path.with_suffix(".rdx"), file.cure)
+    places = _by_rdata(index, lambda rdata: _object(rdata, gzip.decompress(index.read())), "R's .rdx")
+    if not isinstance(places, dict) or not isinstance(places.get("variables"), dict):
+        raise index.error("has no places of objects")
+    if name not in places["variables"]:
+        raise index.error(f'no data frame "{name}" (there: {", ".join(map(str, places["variables"])) or "none"})', dataset=name)
+    start, size = (int(n) for n in places["variables"][name])
+    packed = file.read()[start:start + size]
+    if len(packed) < size:
+        raise file.error(f'"{name}" should end at byte {start + size}, and the file has {start + len(packed)}', dataset=name)
+    return _columns(file, _by_rdata(file, lambda rdata: _object(rdata, zlib.decompress(packed[4:])), "R's .rdb"), columns)
+
+
+def _by_rdata(file: Packaged, read: Callable[[Any], Any], what: str) -> Any:
+    """What `read` makes with the package rdata; whatever it meets is the file's fault."""
     python_package("rdata", RDATA)
     import rdata  # with pandas, and so half a second
     file.read()                                    # what the operating system refuses is said by it
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")        # R's older files do not say that their text is ASCII
-            frames = rdata.read_rda(file.path)
+            return read(rdata)
     except Exception as error:                     # the reader's own, and those of three kinds of compression
-        raise file.error(f"cannot be read as R's .rda: {' '.join(text_of(error).split())}") from None
-    if name not in frames:
-        raise file.error(f'no data frame "{name}" (there: {", ".join(map(str, frames)) or "none"})', dataset=name)
-    frame = frames[name]
+        raise file.error(f"cannot be read as {what}: {' '.join(text_of(error).split())}") from None
+
+
+def _object(rdata: Any, data: bytes) -> Any:
+    return rdata.conversion.convert(rdata.parser.parse_data(data))
+
+
+def _columns(file: Packaged, frame: Any, columns: Sequence[str] | None) -> dict[str, NDArray[Any]]:
     return {key: np.asarray(frame[key]) for key in pick(file, dict.fromkeys(frame.columns), columns)}
 
 

@@ -78,10 +78,20 @@ LANGUAGE: dict[str, Published] = {
 
 # LSTM, TCN, InceptionTime, FNO.
 SERIES: dict[str, Published] = {
+    "lstm": Published({"inputs": 3, "hidden": 12, "outputs": 1}, (5, 3), 4 * 12 * (3 + 12 + 2) + 13, (5 * 720 + 12) / 1e9,
+                      source="the formula; James et al. 2023, section 10.9.6, has this net"),
+    "fcn": Published({"inputs": 1, "outputs": 2}, (150, 1), 264_962, (150 * 263_168 + 256) / 1e9, source="PyTorch's layers"),
+    "inception_time": Published({"inputs": 1, "outputs": 2}, (150, 1), 420_450, (150 * 418_144 + 256) / 1e9,
+                                source="PyTorch's layers"),
 }
 
 # Autoencoder, VAE, DeepFM, FT-Transformer, GraphSAGE.
 OTHERS: dict[str, Published] = {
+    "deepfm": Published({"categories": [1000, 50, 7]}, (3,), 1057 * 11 + 1 + 31 * 400 + 2 * 401 * 400 + 400, 332_400 / 1e9,
+                        source="the formula"),
+    "ft_transformer": Published({"numeric": 57, "outputs": 2}, (57,), 913_922, source="rtdl_revisiting_models 0.0.2"),
+    "graphsage": Published({"inputs": 50, "outputs": 4}, (276, 50), 100 * 128 + 128 + 256 * 128 + 128 + 129 * 4,
+                           (26 * 100 * 128 + 256 * 128 + 512) / 1e9, source="the formula"),
 }
 
 PUBLISHED = {**CONVOLUTIONAL, **EFFICIENT, **VISION, **LANGUAGE, **SERIES, **OTHERS}

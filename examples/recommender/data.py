@@ -1,0 +1,49 @@
+"""73,421 ratings of lectures at ETH Zurich: InstEval of Debian's package r-cran-lme4, as whole numbers and a rating."""
+
+import numpy as np
+
+import mpitrain
+from mpitrain.data import foreign, packages, write_shards
+
+PATH = "usr/lib/R/site-library/lme4/data/Rdata.rdb"
+COLUMNS = ("s", "d", "studage", "lectage", "service", "dept")        # student, lecturer, ages in semesters, other department's
+PENALTIES = (13.0, 5.3)                                              # residual variance / that of students, of lecturers
+
+
+def numbered(cells):
+    """The names of a column's levels as 0, 1, ..., in the order of the names as numbers."""
+    levels = sorted(set(cells), key=int)
+    places = {level: i for i, level in enumerate(levels)}
+    return np.array([places[cell] for cell in cells]), len(levels)
+
+
+def two_effects(x, y, test, sweeps=30):
+    """RMSE on test rows of mean + student + lecturer, with the shrinkage of a mixed model, by turns until nothing changes."""
+    mean, effects = y[~test].mean(), [np.zeros(x[:, i].max() + 1) for i in (0, 1)]
+    for _ in range(sweeps):
+        for i, penalty in enumerate(PENALTIES):
+            rest = y[~test] - mean - effects[1 - i][x[~test, 1 - i]]
+            rows = x[~test, i]
+            count = np.bincount(rows, minlength=len(effects[i]))
+            effects[i] = np.bincount(rows, rest, len(effects[i])) / (count + penalty)
+    guess = mean + effects[0][x[test, 0]] + effects[1][x[test, 1]]
+    return np.sqrt(((y[test] - mean) ** 2).mean()), np.sqrt(((y[test] - guess) ** 2).mean())
+
+
+def main() -> int:
+    out = packages.output_of(__file__, __doc__)
+    file = packages.debian_file("r-cran-lme4", PATH)
+    table = foreign.read_lazy_frame(file, "InstEval", [*COLUMNS, "y"])
+    found = [numbered(table[name].tolist()) for name in COLUMNS]
+    x, y = np.stack([column for column, _ in found], axis=1), foreign.numbers(file, "y", table["y"])
+    test = np.random.default_rng(0).permutation(len(y)) % 10 == 0
+    for folder, rows in (("train", ~test), ("test", test)):
+        write_shards(out.folder / folder, x[rows].astype("i4"), y[rows, None].astype("f4"), kind="regression",
+                     overwrite=out.overwrite)
+    print("values of each column: {}; {} ratings to train on, {} to judge by; RMSE of the mean {:.4f}, of students and "
+          "lecturers {:.4f}".format([count for _, count in found], (~test).sum(), test.sum(), *two_effects(x, y, test)))
+    return 0
+
+
+if __name__ == "__main__":
+    mpitrain.Process().run(main)

@@ -1,0 +1,144 @@
+"""What the `data.py` of series, tables and graphs make: baselines of books to the digit, windows in order, faults as one line."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import importlib.util
+import sys
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+from launch import ROOT, Job, Result, clean_environment
+
+from mpitrain.data import foreign, packages
+from mpitrain.errors import DataError, MissingError
+
+
+def script(example: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"{example}_data", ROOT / f"examples/{example}/data.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(example: str, out: Path, *paths: Path) -> Result:
+    environment = {**clean_environment(), "PYTHONPATH": ":".join(map(str, (*paths, ROOT)))}
+    words = [sys.executable, "-P", str(ROOT / f"examples/{example}/data.py"), "--out", str(out)]
+    return Job(words, environment, out.parent).finish()
+
+
+def needs(name: str, version: str) -> None:
+    try:
+        packages.python_package(name, version)
+    except MissingError as error:
+        pytest.skip(error.message)
+
+
+def rows(folder: Path) -> tuple[Any, Any]:
+    with h5py.File(folder / "shard-00000.h5") as file:
+        return file["x"][:], file["y"][:]
+
+
+def test_nyse_prints_the_baselines_of_the_book(tmp_path: Path) -> None:
+    needs("ISLP", "0.6.0")
+    result = run("nyse", tmp_path / "data")
+    assert result.rc == 0, result.err
+    assert result.out == ("4276 days to train on, 1770 to judge by; R2 of least squares 0.413, of yesterday's volume 0.180\n")
+    x, y = rows(tmp_path / "data/train")
+    assert x.shape == (4276, 5, 3) and y.shape == (4276, 1)
+    assert np.array_equal(x[1:, :4], x[:-1, 1:]) and np.array_equal(y[:-1, 0], x[1:, 4, 1])      # the days, the oldest first
+
+
+def test_loans_are_judged_as_scikit_learn_would() -> None:
+    loans, rng = script("loans"), np.random.default_rng(0)
+    x = rng.normal(size=(400, 2))
+    y = (rng.random(400) < 1 / (1 + np.exp(-(0.5 + x @ [1.0, -2.0])))).astype(int)
+    scores = np.round(x[:, 0], 1)                                                     # with many that are equal
+    pairs = scores[y == 1][:, None] - scores[y == 0]
+    assert loans.auc(scores, y) == pytest.approx((pairs > 0).mean() + (pairs == 0).mean() / 2, abs=1e-12)
+    weights = loans.logistic(x, y)
+    p = 1 / (1 + np.exp(-(weights[0] + x @ weights[1:])))
+    assert abs((p - y).sum()) < 1e-8 and np.abs(x.T @ (p - y)).max() < 1e-8              # where the likelihood is largest
+    assert loans.f1(p > 0.5, y) == pytest.approx(2 * (y[p > 0.5]).sum() / ((p > 0.5).sum() + y.sum()))
+
+
+def test_each_sampled_node_is_a_neighbour_of_the_one_before() -> None:
+    needs("networkx", "3.6.1")
+    karate = script("karate")
+    neighbours = {0: [1, 2, 3, 4, 5, 6], 1: [0], 2: [0, 3], 3: [0, 2], 4: [0], 5: [0], 6: [0]}
+    drawn = karate.neighbourhoods(neighbours, [0, 1, 3], np.random.default_rng(0))
+    assert drawn.shape == (3, 1 + 5 + 25)
+    for row in drawn:
+        parents = [row[0]] * 5 + [node for node in row[1:6] for _ in range(5)]
+        assert all(child in neighbours[parent] for parent, child in zip(parents, row[1:]))
+    assert len(set(drawn[0, 1:6])) == 5, "without replacement where there are enough"
+
+
+@pytest.mark.parametrize("example", ["gunpoint", "italy_power"])
+def test_a_truncated_series_is_one_line(tmp_path: Path, example: str) -> None:
+    name = script(example).NAME
+    head = f"@problemName {name}\n@univariate true\n@equalLength true\n@seriesLength 3\n@classLabel true 1 2\n@data\n"
+    path = f"aeon/datasets/data/{name}/{name}_TRAIN.ts"
+    file = tmp_path / "site" / path
+    file.parent.mkdir(parents=True)
+    file.write_text(head + "1,2,3:1\n1,2")
+    about = tmp_path / "site/aeon-1.6.0.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text("Name: aeon\nVersion: 1.6.0\n")
+    whole = base64.urlsafe_b64encode(hashlib.sha256(b"another").digest()).rstrip(b"=").decode()
+    for record, said in ((f"{path},sha256={whole},400", "is not the file of aeon 1.6.0"),
+                         (f"{path},,", 'expected "v,v,...,v:class"')):
+        about.joinpath("RECORD").write_text(record)
+        result = run(example, tmp_path / "data", tmp_path / "site")
+        assert result.rc == 65 and len(result.error_lines) == 1 and said in result.error_lines[0], result.err
+        assert "pip install --force-reinstall --no-deps aeon==1.6.0" in result.error_lines[0]
+
+
+def lazily(folder: Path, **frames: Any) -> Path:
+    """R's pair of files with those data frames."""
+    rdata = pytest.importorskip("rdata", reason="needs rdata: pip install rdata==1.1.0")
+    places, packed = {}, b""
+    for name, frame in frames.items():
+        data = written(rdata, folder / "one.rds", frame)
+        body = len(data).to_bytes(4, "big") + zlib.compress(data)
+        places[name] = np.array([len(packed), len(body)], np.int32)
+        packed += body
+    index = written(rdata, folder / "index.rds", {"variables": places})
+    (folder / "Rdata.rdx").write_bytes(gzip.compress(index))
+    (folder / "Rdata.rdb").write_bytes(packed)
+    return folder / "Rdata.rdb"
+
+
+def written(rdata: Any, path: Path, value: Any) -> bytes:
+    rdata.write_rds(path, value, compression=None)
+    return path.read_bytes()
+
+
+def test_a_frame_that_r_loads_lazily_is_read_and_its_faults_are_named(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas", reason="needs pandas, with rdata: pip install rdata==1.1.0")
+    path = lazily(tmp_path, other=pandas.DataFrame({"a": [1.0]}), ratings=pandas.DataFrame({"s": ["1", "2"], "y": [4.0, 5.0]}))
+    file = packages.Packaged(path, "install it again")
+    table = foreign.read_lazy_frame(file, "ratings", ["y", "s"])
+    assert table["y"].tolist() == [4.0, 5.0] and table["s"].tolist() == ["1", "2"]
+    with pytest.raises(DataError, match='no data frame "grades" .there: other, ratings.; install it again'):
+        foreign.read_lazy_frame(file, "grades")
+    with pytest.raises(DataError, match='no column "d" .there: s, y.'):
+        foreign.read_lazy_frame(file, "ratings", ["d"])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-3])
+    with pytest.raises(DataError, match=f'"ratings" should end at byte {len(whole)}, and the file has {len(whole) - 3}'):
+        foreign.read_lazy_frame(file, "ratings")
+    path.write_bytes(whole[:-20] + bytes(20))
+    with pytest.raises(DataError, match="cannot be read as R's .rdb: .*; install it again"):
+        foreign.read_lazy_frame(file, "ratings")
+    path.with_suffix(".rdx").write_bytes(b"nothing")
+    with pytest.raises(DataError, match="cannot be read as R's .rdx"):
+        foreign.read_lazy_frame(file, "ratings")
