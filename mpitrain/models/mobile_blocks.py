@@ -100,9 +100,9 @@ class ShuffleUnit(Module):
         return y
 
 
-def pooling_of(channels: int) -> list[tuple[str, Module]]:
+def pooling() -> list[tuple[str, Module]]:
     """The means of each channel of (N, C, H, W), as (N, C)."""
-    return [("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten(channels))]
+    return [("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten())]
 
 
 def check_of(name: str, channels: int) -> tuple[str, Module]:

@@ -12,7 +12,7 @@ from mpitrain.models.mobile_blocks import (
     InvertedResidual,
     check_of,
     norm_of,
-    pooling_of,
+    pooling,
     rounded,
     strides_of,
 )
@@ -70,7 +70,7 @@ def mobilenet_v2(classes: int = 1000, channels: int = 3, width: float = 1.0, dro
             inputs = wide
     return Sequential(
         check_of("mobilenet_v2", channels), *blocks, ("last", ConvNorm(inputs, last, 1, activation="relu6", norm=make)),
-        *pooling_of(last), ("dropout", Dropout(dropout)), ("head", _classifier(last, classes)))
+        *pooling(), ("dropout", Dropout(dropout)), ("head", _classifier(last, classes)))
 
 
 def mobilenet_v3_small(classes: int = 1000, channels: int = 3, width: float = 1.0, dropout: float = 0.2,
@@ -102,7 +102,7 @@ def _version_3(name: str, rows: Sequence[Row], hidden: int, classes: int, channe
     last, hidden = 6 * inputs, rounded(hidden * width)
     return Sequential(
         check_of(name, channels), *blocks, ("last", ConvNorm(inputs, last, 1, activation="hardswish", norm=make)),
-        *pooling_of(last), ("hidden", _classifier(last, hidden, "hardswish")), ("dropout", Dropout(dropout)),
+        *pooling(), ("hidden", _classifier(last, hidden, "hardswish")), ("dropout", Dropout(dropout)),
         ("head", _classifier(hidden, classes)))
 
 
@@ -129,7 +129,7 @@ def mnasnet(classes: int = 1000, channels: int = 3, width: float = 1.0, dropout:
             inputs = wide
     return Sequential(
         check_of("mnasnet", channels), *blocks, ("last", ConvNorm(inputs, 1280, 1, activation="relu", norm=make)),
-        *pooling_of(1280), ("dropout", Dropout(dropout)), ("head", _classifier(1280, classes)))
+        *pooling(), ("dropout", Dropout(dropout)), ("head", _classifier(1280, classes)))
 
 
 def _classifier(inputs: int, outputs: int, activation: str | None = None) -> Linear:

@@ -88,7 +88,8 @@ def test_what_is_not_a_number_reaches_its_own_channel_only() -> None:
 @pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
 def test_activations_are_those_of_the_expressions(shape: tuple[int, ...], dtype: str, activation: int) -> None:
     """Numbers beyond 3 and 6 among them; a number at a bound itself may be on either side after rounding."""
-    x, grad, weight, bias = data(shape, dtype), data(shape, dtype, 1), 4 * data(shape[1:2], dtype, 2), 3 * data(shape[1:2], dtype, 3)
+    x, grad = data(shape, dtype), data(shape, dtype, 1)
+    weight, bias = 4 * data(shape[1:2], dtype, 2), 3 * data(shape[1:2], dtype, 3)
     found, wanted = (run(x, weight, bias, None, 1e-5, activation) for run in (batch_norm, batch_norm.reference))
     np.testing.assert_allclose(found[0], wanted[0], rtol=20 * RTOL[dtype], atol=20 * RTOL[dtype])
     assert activation == RELU or (found[0] == 6).any() or found[0].max() > 6
