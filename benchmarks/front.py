@@ -61,7 +61,7 @@ lr = 2e-3
 weight_decay = 0.01
 decay = "matrices"
 schedule = "cosine"
-warmup_steps = 100
+warmup_steps = 50
 [train]
 batch_size = 64
 eval_every = 1000000

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.errors import UsageError
-from mpitrain.interchange import onnx_lowbit  # noqa: F401  (its rules)
+from mpitrain.interchange import onnx_lowbit, onnx_mobile  # noqa: F401  (their rules)
 from mpitrain.interchange.onnx_graph import RULES, Graph, Rule, Step
 from mpitrain.kernels.pointwise import SQRT_HALF, TANH_CUBIC, TANH_SCALE
 from mpitrain.kernels.pool import Side

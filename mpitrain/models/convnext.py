@@ -8,7 +8,7 @@ from typing import Any
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError
-from mpitrain.models.mobile_blocks import PUBLISHED, check_of, pooling_of
+from mpitrain.models.mobile_blocks import PUBLISHED, check_of, pooling
 from mpitrain.models.registry import require_list_of_sizes, require_positive, require_sizes
 from mpitrain.nn import Conv2d, DropPath, Linear, Module, Parameter, Sequential, init
 from mpitrain.nn.norm import LayerNorm
@@ -76,7 +76,7 @@ def convnext_tiny(classes: int = 1000, channels: int = 3, widths: Sequence[int] 
         for i in range(count):
             named.append((f"stage{s + 1}_block{i}", ConvNeXtBlock(width, scale, drop_path * place / total)))
             place += 1
-    model = Sequential(check_of("convnext_tiny", channels), *named, *pooling_of(widths[-1]),
+    model = Sequential(check_of("convnext_tiny", channels), *named, *pooling(),
                        ("norm", LayerNorm(widths[-1], eps=EPS)), ("head", _linear(widths[-1], classes)))
     model.plan = {"stage*.wide": "column", "stage*.narrow": "row"}
     return model

@@ -10,7 +10,7 @@ from mpitrain.models.mobile_blocks import (
     InvertedResidual,
     check_of,
     norm_of,
-    pooling_of,
+    pooling,
     repeated,
     rounded,
     strides_of,
@@ -49,4 +49,4 @@ def efficientnet_b0(classes: int = 1000, channels: int = 3, width: float = 1.0, 
     head = Linear(last, classes, weight_init=init.uniform(1 / math.sqrt(classes)), bias_init=init.zeros)
     return Sequential(
         check_of("efficientnet_b0", channels), *blocks, ("last", ConvNorm(inputs, last, 1, activation="silu", norm=make)),
-        *pooling_of(last), ("dropout", Dropout(dropout)), ("head", head))
+        *pooling(), ("dropout", Dropout(dropout)), ("head", head))

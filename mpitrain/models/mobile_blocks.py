@@ -100,9 +100,9 @@ class ShuffleUnit(Module):
         return y
 
 
-def pooling_of(channels: int) -> list[tuple[str, Module]]:
+def pooling() -> list[tuple[str, Module]]:
     """The means of each channel of (N, C, H, W), as (N, C)."""
-    return [("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten(channels))]
+    return [("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten())]
 
 
 def check_of(name: str, channels: int) -> tuple[str, Module]:
@@ -110,9 +110,9 @@ def check_of(name: str, channels: int) -> tuple[str, Module]:
     return "input", Check(name, (None, channels, None, None), "set model.channels")
 
 
-def norm_of(norm: str, eps: float = 1e-5, momentum: float = 0.1) -> Any:
+def norm_of(norm: str, eps: float = 1e-5) -> Any:
     """What makes a norm from its channels and an activation; `norm` is "batch" or "sync"."""
-    return partial(NORMS.resolve(norm), eps=eps, momentum=momentum)
+    return partial(NORMS.resolve(norm), eps=eps)
 
 
 def strides_of(strides: Sequence[int], halvings: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from mpitrain.errors import ConfigError
-from mpitrain.models.mobile_blocks import PUBLISHED, ConvNorm, ShuffleUnit, check_of, norm_of, pooling_of, strides_of
+from mpitrain.models.mobile_blocks import PUBLISHED, ConvNorm, ShuffleUnit, check_of, norm_of, pooling, strides_of
 from mpitrain.models.registry import require_sizes
 from mpitrain.nn import Linear, MaxPool2d, Module, Sequential
 
@@ -38,5 +38,5 @@ def shufflenet_v2(classes: int = 1000, channels: int = 3, width: float = 1.0, ha
             blocks.append((f"stage{s + 2}_block{i}", ShuffleUnit(inputs, outputs, 1 if i else stride, not i, make)))
             inputs = outputs
     return Sequential(check_of("shufflenet_v2", channels), *blocks,
-                      ("last", ConvNorm(inputs, last, 1, activation="relu", norm=make)), *pooling_of(last),
+                      ("last", ConvNorm(inputs, last, 1, activation="relu", norm=make)), *pooling(),
                       ("head", Linear(last, classes)))

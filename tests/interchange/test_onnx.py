@@ -39,9 +39,14 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], bool]] = {
     "resnet32": ("resnet32", {}, (3, 32, 32), True), "resnet56": ("resnet56", {"norm": "sync"}, (3, 16, 24), True),
     "resnet18": ("resnet18", {"classes": 5}, (3, 64, 65), True), "resnet34": ("resnet34", {"classes": 5}, (3, 64, 64), True),
     "resnet50": ("resnet50", {"classes": 5}, (3, 64, 64), True),
+    **{name: (name, {"classes": 5, "width": 0.1}, (3, 64, 64), True) for name in (
+        "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "mnasnet", "efficientnet_b0")},
+    "shufflenet_v2": ("shufflenet_v2", {"classes": 5, "width": 0.5}, (3, 64, 64), True),
+    "convnext_tiny": ("convnext_tiny", {"widths": [8, 8, 8, 8], "blocks": [1, 1, 1, 1], "scale": 0.5}, (3, 64, 64), True),
     "gpt": ("gpt", GPT, (), False), "cut gpt": ("gpt", {**GPT, "heads": [2, 3], "head_width": 8, "hidden": [40, 24]}, (), False),
     "gpt2": ("gpt", {**GPT, "bias": True, "activation": "gelu_tanh", "tied": False}, (), False)}
-SLOW = ("resnet32", "resnet56", "resnet18", "resnet34", "resnet50")
+SLOW = ("resnet32", "resnet56", "resnet18", "resnet34", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "mnasnet",
+        "efficientnet_b0")
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES])

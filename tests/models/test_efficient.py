@@ -30,8 +30,8 @@ def test_they_are_torchvision_s(name: str) -> None:
     ours, peer, more = LIKE[name]
     theirs = getattr(torchvision().models, peer)(num_classes=4, **more)
     for module in theirs.modules():
-        if name == "mnasnet" and hasattr(module, "momentum"):
-            module.momentum = 0.1                       # ours, which suits shorter runs than theirs
+        if hasattr(module, "momentum"):
+            module.momentum = 0.1                       # ours, which suits shorter runs than some of theirs
     like_torch(MODELS[name](classes=4, **ours), theirs,
                images(4, 3, 32, 32), dtype="float64", change={r".*\.squeeze\.\w+\.weight": lambda w: w.reshape(w.shape[:2])})
 
