@@ -97,6 +97,16 @@ def averages(config: Config) -> Iterator[Refusal]:
         yield f"average.decay must lie in [0, 1), found {config.average.decay}", ("average.decay",)
 
 
+def inputs(config: Config) -> Iterator[Refusal]:
+    """Inputs by name are arguments of the model's forward; `name` would be that of a transform."""
+    x = config.data.x
+    for name, dataset in x.items() if isinstance(x, dict) else ():
+        if not name.isidentifier() or name == "name":
+            yield f'data.x names an input "{name}", and a name is letters, digits and _, and not "name"', ("data.x",)
+        if not isinstance(dataset, str) or not dataset:
+            yield f"data.x.{name} must be the name of a dataset, found {toml(dataset)}", ("data.x",)
+
+
 def words(config: Config) -> Iterator[Refusal]:
     for key, known in WORDS.items():
         word = value_of(config, key)
@@ -166,7 +176,8 @@ def times(config: Config) -> Iterator[Refusal]:
                ("train.stop_before",))
 
 
-VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, averages, words, one_thread, finite, times, *SHRINKING)
+VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, inputs, averages, words, one_thread, finite, times,
+          *SHRINKING)
 
 
 def _is_finite(value: Any) -> bool:

@@ -7,11 +7,13 @@ import gzip
 import math
 import zipfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mpitrain.data.categories import CODES, NUMBERS, Asked, Known, coded, counts
 from mpitrain.data.images import import_images
 from mpitrain.data.shards import Values
 from mpitrain.data.storage import reading
@@ -164,11 +166,14 @@ def load_numpy(path: Path, gone: str = GONE, denied: str = DENIED) -> Any:
 
 
 def import_csv(source: Path | str, out: Path | str, *, label: str | int = -1, kind: str | None = None,
+               categories: Sequence[str] = (), integers: Sequence[str] = (), by_name: bool = False,
                overwrite: bool = False) -> Path:
     """A table of numbers, with a header line or without; `label` is the target's column, by name or index (default: last).
 
     `kind` is "classification" or "regression"; unless given, targets that are all whole numbers written without a point,
-    or words, are classes (words are numbered in sorted order, integers are taken as they are). Inputs become float32.
+    or words, are classes (words are numbered in sorted order, integers are taken as they are). Inputs become float32. The columns
+    `categories` (of words) and `integers` become codes, which stand behind the numbers, or, `by_name`, are an input of their own:
+    "numbers" and "codes". The manifest keeps the words.
     """
     source, out = Path(source), Path(out)
     refuse_existing(out, overwrite)
@@ -179,16 +184,24 @@ def import_csv(source: Path | str, out: Path | str, *, label: str | int = -1, ki
     header = any(not _is_number(cell) for i, cell in enumerate(lines[0]) if i != column)
     names = lines[0] if header else [str(i) for i in range(len(lines[0]))]
     body = lines[1:] if header or isinstance(label, str) and label in lines[0] else lines
-    x = np.empty((len(body), len(names) - 1), np.float32)
     for row, cells in enumerate(body):
         if len(cells) != len(names):
             raise DataError(f"{len(cells)} columns, but the first line has {len(names)}", file=source, row=row)
-        for place, cell in enumerate(cells[:column] + cells[column + 1:]):
-            if not _is_number(cell):
-                name = (names[:column] + names[column + 1:])[place]
-                raise DataError(f'"{cell}" in column "{name}" is not a finite number', file=source, row=row)
-            x[row, place] = float(cell)
-    return _write_table(out, x, [cells[column].strip() for cells in body], kind, source, overwrite)
+    asked = Asked(categories, integers)
+    codes, known = coded(body, names, asked, column, source)
+    plain = [i for i, name in enumerate(names) if i != column and name not in known]
+    x = np.empty((len(body), len(plain)), np.float32)
+    for row, cells in enumerate(body):
+        for place, i in enumerate(plain):
+            if not _is_number(cells[i]):
+                raise DataError(f'"{cells[i]}" in column "{names[i]}" is not a finite number', file=source, row=row)
+            x[row, place] = float(cells[i])
+    table: Any = x if not known else np.concatenate([x, codes.astype(np.float32)], axis=1)
+    if by_name:
+        if not known:
+            raise ConfigError("inputs by name are numbers and codes, and no column is among categories or integers", file=source)
+        table = ({NUMBERS: x} if plain else {}) | {CODES: codes.astype(np.min_scalar_type(max(counts(known))))}
+    return _write_table(out, table, [cells[column].strip() for cells in body], kind, source, overwrite, known or None)
 
 
 def _label_column(first: list[str], label: str | int, source: Path) -> int:
@@ -210,7 +223,8 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _write_table(out: Path, x: Values, targets: list[str], kind: str | None, source: Path, overwrite: bool) -> Path:
+def _write_table(out: Path, x: Any, targets: list[str], kind: str | None, source: Path, overwrite: bool,
+                 known: Known | None) -> Path:
     numbers = all(map(_is_number, targets))
     whole = all(target.removeprefix("-").removeprefix("+").isdecimal() for target in targets)
     kind = kind or ("classification" if whole or not numbers else "regression")
@@ -218,11 +232,11 @@ def _write_table(out: Path, x: Values, targets: list[str], kind: str | None, sou
         if not numbers:
             row = next(i for i, cell in enumerate(targets) if not _is_number(cell))
             raise DataError(f'the target "{targets[row]}" is not a finite number', file=source, row=row)
-        return write_shards(out, x, np.array(targets, np.float32), kind="regression", overwrite=overwrite)
+        return write_shards(out, x, np.array(targets, np.float32), kind="regression", categories=known, overwrite=overwrite)
     if kind != "classification":
         raise UsageError(f'kind "{kind}" is not one of classification, regression')
     if whole:
-        return write_classification(out, x, np.array(targets, np.int64), source, overwrite)
+        return write_classification(out, x, np.array(targets, np.int64), source, overwrite, categories=known)
     classes = sorted(set(targets))
     number = {name: i for i, name in enumerate(classes)}
-    return write_classification(out, x, np.array([number[t] for t in targets]), source, overwrite, classes)
+    return write_classification(out, x, np.array([number[t] for t in targets]), source, overwrite, classes, categories=known)

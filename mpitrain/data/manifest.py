@@ -65,6 +65,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         words = manifest.get(name)
         _require(words is None or isinstance(words, list) and all(isinstance(w, str) for w in words),
                  f"{name} must be a list of strings or null", path)
+    known = manifest.get("categories", {})
+    _require(isinstance(known, dict) and all(type(one) is int and one > 0 or isinstance(one, list) and bool(one)
+                                             and all(isinstance(w, str) for w in one) for one in known.values()),
+             "categories must be a table of lists of words, or of numbers", path)
     shards = manifest.get("shards")
     _require(isinstance(shards, list) and bool(shards), "shards must be a list with at least one entry", path)
     assert isinstance(shards, list)
@@ -133,6 +137,8 @@ def match_manifest(description: dict[str, Any], manifest: dict[str, Any], path: 
     if kind != found_kind:
         raise DataError(f'kind is "{kind}", but the shapes and dtypes of the shards are those of {found_kind}', file=path)
     description["classes"], description["vocabulary"] = manifest.get("classes"), manifest.get("vocabulary")
+    if "categories" in manifest:
+        description["categories"] = manifest["categories"]
 
 
 def n_blocks(dataset: dict[str, Any]) -> int:

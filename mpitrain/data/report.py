@@ -26,6 +26,8 @@ def info(path: Path | str, *, x: Asked | None = None, y: str | None = None) -> l
         if found[name]:
             shown = " ".join(repr(word)[1:-1] for word in found[name][:16])
             lines.append(f"  {name}: {len(found[name])} ({shown}{' ...' if len(found[name]) > 16 else ''})")
+    for name, words in (found.get("categories") or {}).items():
+        lines.append(f"  categories of {name}: {words if isinstance(words, int) else len(words)}")
     checksums = sum(len(shard[label].get("sha256", [])) for shard in shards for label in labels_of(shard))
     lines.append(f"  checksums: {f'{checksums:,} blocks' if checksums else 'none (no manifest)'}")
     lines += [f"  {Path(shard['file']).name}: {rows_of(shard):,} rows, {shard['size']:,} bytes" for shard in shards]

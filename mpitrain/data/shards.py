@@ -73,6 +73,7 @@ class Dataset:
         self.description, self.kind, self.path = description, description["kind"], description["path"]
         self.vocabulary: list[str] | None = description["vocabulary"]
         self.classes: list[str] | None = description["classes"]
+        self.categories: dict[str, Any] = description.get("categories") or {}
         self.shards: list[dict[str, Any]] = description["shards"]
         counts = [rows_of(shard) for shard in self.shards]
         self.starts: Rows = np.cumsum([0, *counts[:-1]], dtype=np.int64)

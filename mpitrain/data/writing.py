@@ -40,12 +40,15 @@ class Rows(Protocol):
 
 def write_shards(folder: Path | str, x: Rows | Mapping[str, Rows], y: Rows | None = None, *, kind: str,
                  classes: Sequence[str] | None = None,
-                 vocabulary: Sequence[str] | None = None, shard_rows: int | None = None, overwrite: bool = False) -> Path:
+                 vocabulary: Sequence[str] | None = None,
+                 categories: Mapping[str, Sequence[str] | int] | None = None,
+                 shard_rows: int | None = None, overwrite: bool = False) -> Path:
     """Write `x` (and `y`) as ``shard-00000.h5``, ... and ``manifest.json`` in `folder`; returns the folder.
 
-    `x` may be several inputs by name. Datasets are called x and y, or x.NAME and y, readable by every HDF5 since 1.8, contiguous
-    and uncompressed (the fast way to train). An existing folder raises OutputError unless it is empty, or `overwrite` is set and
-    it holds nothing but shards we wrote. Full disks and the like raise StorageError.
+    `x` may be several inputs by name. `categories` says of columns of codes what they stand for, or how many codes there are.
+    Datasets are called x and y, or x.NAME and y, readable by every HDF5 since 1.8, contiguous and uncompressed (the fast way to
+    train). An existing folder raises OutputError unless it is empty, or `overwrite` is set and it holds nothing but shards we
+    wrote. Full disks and the like raise StorageError.
     """
     folder = Path(folder)
     inputs = {f"{PREFIX}{name}": values for name, values in x.items()} if isinstance(x, Mapping) else {"x": x}
@@ -58,7 +61,8 @@ def write_shards(folder: Path | str, x: Rows | Mapping[str, Rows], y: Rows | Non
     manifest: dict[str, Any] = {"format": FORMAT, "version": version_of(named), "kind": kind, "x": named,
                                 "y": None if y is None else "/y",
                                 "block": BLOCK, "classes": None if classes is None else list(classes),
-                                "vocabulary": None if vocabulary is None else list(vocabulary), "shards": []}
+                                "vocabulary": None if vocabulary is None else list(vocabulary), "shards": [],
+                                **({} if categories is None else {"categories": dict(categories)})}
     with new_folder(folder, overwrite) as building:
         for i, start in enumerate(range(0, n, shard_rows)):
             part = slice(start, min(n, start + shard_rows))
@@ -68,17 +72,17 @@ def write_shards(folder: Path | str, x: Rows | Mapping[str, Rows], y: Rows | Non
     return folder
 
 
-def write_classification(out: Path, x: NDArray[Any], y: NDArray[Any], source: Path, overwrite: bool,
-                         classes: list[str] | None = None) -> Path:
+def write_classification(out: Path, x: Any, y: NDArray[Any], source: Path, overwrite: bool, classes: list[str] | None = None,
+                         categories: Mapping[str, Sequence[str] | int] | None = None) -> Path:
     """Rows with class labels from 0 up, in the smallest unsigned type; unnamed classes are called by their numbers."""
-    if len(x) != len(y):
+    if not isinstance(x, Mapping) and len(x) != len(y):
         raise DataError(f"{len(x)} inputs but {len(y)} labels", file=source)
     if len(y) and y.min() < 0:
         row = int(np.flatnonzero(y < 0)[0])
         raise DataError(f"label {y[row]} is negative; classes are numbered from 0", file=source, row=row)
     classes = classes or [str(i) for i in range(int(y.max()) + 1 if len(y) else 0)]
     return write_shards(out, x, y.astype(np.min_scalar_type(len(classes))), kind="classification", classes=classes,
-                        overwrite=overwrite)
+                        categories=categories, overwrite=overwrite)
 
 
 def _check_values(inputs: Mapping[str, Rows], y: Rows | None, kind: str, folder: Path) -> None:

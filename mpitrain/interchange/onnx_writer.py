@@ -36,6 +36,9 @@ def export_onnx(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
     onnx = package()
     if wanted.names:
         raise UsageError("--names is for files of tensors; weights in a graph have the names of checkpoints")
+    if isinstance(saved.config.data.x, dict):
+        raise UsageError(f"a graph is written for one input, and the model takes {', '.join(saved.config.data.x)}; write a "
+                         ".safetensors file")
     refuse_existing(wanted.path, overwrite=wanted.overwrite)
     model = saved.model
     samples, sizes = _samples(model, wanted)

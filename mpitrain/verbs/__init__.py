@@ -79,10 +79,15 @@ def two_rows(saved: SavedModel) -> Any:
     """The first training samples, as the model takes them, to record it with."""
     import numpy as np
 
+    from mpitrain.backend import CPU
+    from mpitrain.data.columns import Columns
     from mpitrain.data.loader import SampleReader
+    from mpitrain.parallel.pipeline.feed import Feed
     from mpitrain.plan.inspect import open_data
     inputs = open_data(saved.config)
     x, _ = SampleReader(inputs.training, saved.transforms).read(np.asarray(inputs.train_rows[:2], np.int64))
+    if isinstance(x, Columns):
+        return Feed(CPU, next(iter(saved.model.parameters())).dtype).tensors(x)
     return x if inputs.tokens else np.asarray(x, next(iter(saved.model.parameters())).dtype)
 
 

@@ -31,6 +31,10 @@ def add_arguments(parser: ArgumentParser) -> None:
             kind.add_argument("--y", help="name of the targets in the .npz")
         if name == "csv":
             kind.add_argument("--label", default="-1", help="column of the target: its name, or its number (default: the last)")
+            for flag, words in (("--categories", "columns of words, which become codes; commas between"),
+                                ("--integers", "columns of whole numbers from 0 up that are codes")):
+                kind.add_argument(flag, type=lambda text: text.split(","), default=[], metavar="A,B", help=words)
+            kind.add_argument("--by-name", action="store_true", help="codes are an input of their own: numbers and codes")
             kind.add_argument("--kind", choices=("classification", "regression"))
     for name, words in (("info", "kind, shapes, storage"), ("index", "write checksums beside a folder's HDF5 files"),
                         ("verify", "read everything and compare every checksum")):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mpitrain.data import Dataset, describe
+from mpitrain.data.columns import rows_of
 from mpitrain.data.importers import import_csv, import_idx, import_images, import_npz, import_text
 from mpitrain.data.report import verify
 from mpitrain.errors import ConfigError, DataError, MissingError, MpitrainError, OutputError, UsageError
@@ -20,7 +21,7 @@ from mpitrain.errors import ConfigError, DataError, MissingError, MpitrainError,
 def everything(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
     description = describe(folder)
     verify(folder)
-    return *Dataset(description).read(np.arange(description["shards"][0]["x"]["shape"][0])), description
+    return *Dataset(description).read(np.arange(rows_of(description["shards"][0]))), description
 
 
 def tokens(folder: Path) -> tuple[np.ndarray, list[str]]:
@@ -94,6 +95,22 @@ def test_csv_tables_with_and_without_a_header(tmp_path: Path) -> None:
     assert y.tolist() == [1, 0, 1] and found["classes"] == ["cat", "dog"]
     x, y, found = everything(import_csv(tmp_path / "a.csv", tmp_path / "4", label=0, kind="regression"))
     assert found["kind"] == "regression" and y.tolist() == [1.5, -1000]
+
+
+def test_columns_of_categories_become_codes_behind_the_numbers_or_an_input_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("city,age,floor,rich\nrome,31,2,1\noslo,40,0,0\nrome,25,1,0\n")
+    x, y, found = everything(import_csv(tmp_path / "a.csv", tmp_path / "1", categories=["city"], integers=["floor"]))
+    assert x.tolist() == [[31, 1, 2], [40, 0, 0], [25, 1, 1]] and y.tolist() == [1, 0, 0]
+    assert found["categories"] == {"city": ["oslo", "rome"], "floor": 3}
+    x, y, _ = everything(import_csv(tmp_path / "a.csv", tmp_path / "2", categories=["city"], integers=["floor"], by_name=True))
+    assert x.values["numbers"].tolist() == [[31], [40], [25]] and x.values["codes"].tolist() == [[1, 2], [0, 0], [1, 1]]
+    assert x.values["codes"].dtype == np.uint8
+    for options, words in (({"categories": ["citi"]}, 'did you mean "city"'), ({"integers": ["city"]}, '"rome" in column "city"'),
+                           ({"categories": ["rich"]}, "is the target"), ({"categories": ["city"], "integers": ["city"]}, "twice"),
+                           ({"by_name": True, "label": "city"}, "no column is among")):
+        with pytest.raises((ConfigError, DataError)) as caught:
+            import_csv(tmp_path / "a.csv", tmp_path / "3", **options)
+        assert words in caught.value.message
 
 
 def test_the_first_line_of_a_csv_table_without_a_header_says_how_many_columns_there_are(tmp_path: Path) -> None:

@@ -118,6 +118,8 @@ def test_modules_take_inputs_by_name_as_keywords():
     (["data.x={values='x.values'}", "data.y=y"], 'needs the input "tokens", and data.x gives values'),
     (["data.x={tokens='x.tokens',valeus='x.values'}", "data.y=y", "data.transform=[]"], 'did you mean "values"'),
     (["data.transform={vales='scale'}"], 'data.transform has an entry for the input "vales" (did you mean "values"?)'),
+    (["data.x={tokens=3}"], "data.x.tokens must be the name of a dataset, found 3"),
+    (["data.x={name='x'}"], 'data.x names an input "name"'),
     (["data.transform=scale"], "say of which: data.transform = {tokens = [...]}"),
     (["data.augment=flip"], "say of which: data.augment"),
     (["data.x=x.tokens", "data.y=y"], "and the inputs have no names"),

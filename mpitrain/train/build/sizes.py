@@ -5,6 +5,7 @@
     inputs              the numbers of a row
     features            the numbers at a position of a row (positions, features), or of a row (features,)
     length              the positions of such a row, or of a row (channels, length) for a model that has channels
+    categories, numeric tables with columns of codes: the codes of each, by the manifest, and the columns of numbers
     horizon             the steps to predict, of series
     channels, size      rows (channels, size, size); the former of rows (channels, length), too
     outputs             what the loss wants of a row: the classes, or the numbers of a target
@@ -22,6 +23,7 @@ from mpitrain import models
 from mpitrain.arguments import parameters_of
 from mpitrain.config import Config, changed
 from mpitrain.data import Dataset, scan_labels
+from mpitrain.data.categories import counts
 from mpitrain.data.columns import Columns
 from mpitrain.train.build.from_config import make_loss
 from mpitrain.train.build.inputs import Inputs
@@ -34,7 +36,7 @@ class Sizes:
     def __init__(self, config: Config, inputs: Inputs):
         self.config, self.inputs, self.taken = config, inputs, parameters_of(model_of(config))
 
-    def of(self, name: str) -> int | None:
+    def of(self, name: str) -> int | list[int] | None:
         return FOUND[name](self)
 
     def vocabulary(self) -> int | None:
@@ -99,15 +101,28 @@ def numbers(shape: tuple[int, ...]) -> int:
     return int(np.prod(shape, dtype=np.int64))
 
 
+def categories(sizes: Sizes) -> list[int] | None:
+    """How many codes each column of categories has."""
+    known = getattr(sizes.inputs.training, "categories", None)
+    return counts(known) if known else None
+
+
+def numeric(sizes: Sizes) -> int | None:
+    """The columns of numbers beside those of categories."""
+    known, row = getattr(sizes.inputs.training, "categories", None), sizes.row
+    by_name = isinstance(sizes.example[0], Columns)
+    return row[0] - (0 if by_name else len(known)) if known and len(row) == 1 else None
+
+
 def horizon(sizes: Sizes) -> int | None:
     """The steps to predict, of series."""
     return sizes.target[0] if sizes.inputs.training.kind == "series" else None
 
 
-FOUND: dict[str, Callable[[Sizes], int | None]] = {
+FOUND: dict[str, Callable[[Sizes], int | list[int] | None]] = {
     "vocabulary": Sizes.vocabulary, "classes": Sizes.classes, "outputs": Sizes.outputs, "inputs": Sizes.inputs_,
     "channels": Sizes.channels, "size": Sizes.size, "features": Sizes.features, "length": Sizes.length,
-    "horizon": horizon}
+    "horizon": horizon, "categories": categories, "numeric": numeric}
 
 
 def model_of(config: Config) -> Any:
@@ -133,7 +148,7 @@ def with_sizes(config: Config, inputs: Inputs, first: Callable[[Callable[[], Any
     if not wanted:
         return config
     sizes = Sizes(config, inputs)
-    found: Mapping[str, int | None] = first(lambda: {name: sizes.of(name) for name in wanted})
+    found: Mapping[str, Any] = first(lambda: {name: sizes.of(name) for name in wanted})
     known = {name: value for name, value in found.items() if value is not None}
     return changed(config, model={"arguments": {**config.model.arguments, **known}})
 
