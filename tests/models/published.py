@@ -61,17 +61,17 @@ VISION: dict[str, Published] = {
     "convnext_tiny": Published({}, IMAGE, 28_589_128, 4.456),
 }
 
-# GPT-2, BERT, DistilBERT, T5, Llama.
+# GPT-2, BERT, DistilBERT, T5, Llama. Multiply-adds: torch.utils.flop_counter of those models, on the meta device.
 LANGUAGE: dict[str, Published] = {
-    "gpt2": Published({}, (1024,), 124_439_808, tokens=True, source="transformers, GPT2LMHeadModel"),
+    "gpt2": Published({}, (1024,), 124_439_808, 145.824, tokens=True, source="transformers, GPT2LMHeadModel"),
     "gpt2_medium": Published({}, (1024,), 354_823_168, tokens=True, source="transformers, GPT2LMHeadModel"),
     "gpt2_large": Published({}, (1024,), 774_030_080, tokens=True, source="transformers, GPT2LMHeadModel"),
     "gpt2_xl": Published({}, (1024,), 1_557_611_200, tokens=True, source="transformers, GPT2LMHeadModel"),
-    "bert": Published({}, (512,), 109_514_298, tokens=True, source="transformers, BertForMaskedLM"),
+    "bert": Published({}, (512,), 109_514_298, 60.622, tokens=True, source="transformers, BertForMaskedLM"),
     "bert:pooled": Published({"head": "pooled"}, (512,), 109_482_240, tokens=True, source="transformers, BertModel"),
-    "distilbert": Published({}, (512,), 66_985_530, tokens=True, source="transformers, DistilBertForMaskedLM"),
+    "distilbert": Published({}, (512,), 66_985_530, 36.463, tokens=True, source="transformers, DistilBertForMaskedLM"),
     "distilbert:none": Published({"head": "none"}, (512,), 66_362_880, tokens=True, source="transformers, DistilBertModel"),
-    "t5": Published({}, (626,), 60_506_624, tokens=True, source="transformers, T5ForConditionalGeneration, t5-small"),
+    "t5": Published({}, (626,), 60_506_624, 17.709, tokens=True, source="transformers, T5ForConditionalGeneration, t5-small"),
     "llama": Published({"layers": 32, "heads": 32, "width": 4096, "block": 2048, "vocabulary": 32000}, (2048,), 6_738_415_616,
                        tokens=True, source="LLaMA-7B: 2 V D + layers (4 D^2 + 3 D H + 2 D) + D for D = 4096, H = 11008"),
 }

@@ -1,6 +1,6 @@
 """A text as characters, for both models of this example, and what counting alone says about it.
 
-    python examples/language/data.py tinyshakespeare.txt
+    python examples/language/characters.py tinyshakespeare.txt
 
 writes `text` beside this file (the same as `mpitrain data import text`), and prints the baselines: how well characters of the
 last tenth are found by the frequencies of the first nine tenths, alone or beside their neighbours.
