@@ -13,6 +13,7 @@ from mpitrain.autograd.mode import (
     batch_share,
     enable_grad,
     grad_enabled,
+    in_place_of_forward,
     keep_inputs,
     no_grad,
     part_of_batch,
@@ -24,9 +25,9 @@ from mpitrain.autograd.record import Operation, Value, record
 from mpitrain.autograd.tensor import Tensor
 
 __all__ = ["Backward", "Context", "Deferred", "Function", "Operation", "Tensor", "Value", "batch_share", "current_walk",
-           "differentiate", "enable_grad", "grad", "grad_enabled", "gradcheck", "hessian", "hvp", "jacobian", "jvp",
-           "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record", "row_by_row", "run_backward",
-           "stand_in", "vjp"]
+           "differentiate", "enable_grad", "grad", "grad_enabled", "gradcheck", "hessian", "hvp", "in_place_of_forward",
+           "jacobian", "jvp", "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record", "row_by_row",
+           "run_backward", "stand_in", "vjp"]
 
 Tensor.backward = run_backward
 Function.conjugating = staticmethod(conjugating)

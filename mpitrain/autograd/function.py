@@ -34,7 +34,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from mpitrain.autograd.context import Context
-from mpitrain.autograd.mode import mode, no_grad
+from mpitrain.autograd.mode import mode, no_grad, replacing
 from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import array_module, is_array
 from mpitrain.errors import GraphError, ShapeError
@@ -145,7 +145,8 @@ class Function:
         recording = True in needs and mode.recording
         ctx = Context(cls, xp if xp is not None else array_module(), tuple(needs) if recording else (False,) * len(needs))
         try:
-            result = cls.forward(ctx, *arrays, **params)
+            forward = _replaced(cls) if replacing else cls.forward
+            result = forward(ctx, *arrays, **params)
         except _OF_ARRAYS as error:
             if not cls.__module__.startswith("mpitrain."):
                 raise                             # whoever wrote the operation wants to see where
@@ -171,6 +172,10 @@ class Function:
         if mode.recorder is not None:
             mode.recorder(cls, inputs, params, outputs)
         return outputs if several else outputs[0]
+
+
+def _replaced(cls: type[Function]) -> Callable[..., Any]:
+    return cls.forward if mode.forward_of is None else mode.forward_of(cls)
 
 
 WIDE = {np.dtype("float64"): "float32", np.dtype("complex128"): "complex64"}    # and what Python's numbers are instead

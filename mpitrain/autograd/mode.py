@@ -17,6 +17,7 @@ class _Mode(threading.local):
     by_rows = False
     keeps_inputs = False
     recorder: Callable[[type[Any], tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None] | None = None
+    forward_of: Callable[[type[Any]], Callable[..., Any]] | None = None
     path = ""
     share: Callable[[], float] | None = None
 
@@ -26,6 +27,7 @@ class _Mode(threading.local):
 
 mode = _Mode()
 recorders: list[Any] = []     # The recorders of all threads: reading an empty list is faster than reading `mode`.
+replacing: list[Any] = []     # What runs in place of forward, in all threads: likewise.
 
 
 def grad_enabled() -> bool:
@@ -97,6 +99,19 @@ def keep_inputs() -> Iterator[None]:
         yield
     finally:
         mode.keeps_inputs = before
+
+
+@contextmanager
+def in_place_of_forward(find: Callable[[type[Any]], Callable[..., Any]]) -> Iterator[None]:
+    """While it is entered, this thread runs ``find(function)`` for each operation in place of ``function.forward``, with the same
+    arguments: so work is counted that nobody does. Other threads compute as ever."""
+    before, mode.forward_of = mode.forward_of, find
+    replacing.append(find)
+    try:
+        yield
+    finally:
+        mode.forward_of = before
+        replacing.remove(find)
 
 
 def batch_share() -> float:

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mpitrain.autograd import Function, Tensor, no_grad
+from mpitrain.autograd import Function, Tensor, in_place_of_forward, no_grad
 from mpitrain.backend import Array, random
 from mpitrain.nn import Module
+from mpitrain.nn.by_name import ByName
 from mpitrain.ops.attention import Attention, MaskedAttention, SelfAttention
 from mpitrain.ops.contraction import Contract
 from mpitrain.ops.conv import Conv2d, ConvTranspose2d
@@ -56,18 +57,20 @@ class Work(NamedTuple):
         return TRAINING * self.forward
 
 
-def count(model: Module, sample: Array) -> Work:
-    """The work of `model`, which has been described or not and keeps no memory from this, on one sample (1, ...).
+def count(model: Module, sample: Array | ByName) -> Work:
+    """The work of `model`, which has been described or not and keeps no memory from this, on one sample (1, ...), or on inputs by
+    name of one sample, in float32.
 
     Numbers in the sample count for nothing but token numbers, which must be in the vocabulary.
     """
-    given = sample.astype(np.float32) if sample.dtype.kind == "f" else sample
+    given = sample if isinstance(sample, ByName) else Tensor(
+        sample.astype(np.float32) if sample.dtype.kind == "f" else sample)
     was = [module for module in model.modules() if module.training]
     model.eval()
     try:
         scope = random.Scope(0, 0, np.zeros(1, np.uint64))
         with lent_memory([model], "float32"), no_grad(), _counting() as work, random.use(scope):
-            model(Tensor(given))
+            model(given)
     finally:
         for module in was:
             module.training = True
@@ -77,18 +80,18 @@ def count(model: Module, sample: Array) -> Work:
 
 @contextmanager
 def _counting() -> Iterator[Counter[str]]:
-    """The Functions of RULES count while it is entered, in the whole process, and give zeros."""
+    """The Functions of RULES, and those that inherit their forward, count in this thread while it is entered, and give zeros."""
     work: Counter[str] = Counter()
-    before = {function: vars(function)["forward"] for function in (*RULES, *TRANSFORMS)}
-    try:
-        for function, rule in RULES.items():
-            function.forward = staticmethod(_standing_in(rule, work))           # type: ignore[method-assign]
-        for function in TRANSFORMS:
-            function.forward = staticmethod(_noted(before[function].__func__, work))    # type: ignore[method-assign]
+    rules = {function.forward: rule for function, rule in RULES.items()}
+    noted = {function.forward for function in TRANSFORMS}
+
+    def forward_of(function: type[Function]) -> Callable[..., Any]:
+        forward = function.forward
+        if forward in rules:
+            return _standing_in(rules[forward], work)
+        return _noted(forward, work) if forward in noted else forward
+    with in_place_of_forward(forward_of):
         yield work
-    finally:
-        for function, forward in before.items():
-            function.forward = forward                                          # type: ignore[method-assign]
 
 
 def _standing_in(rule: Rule, work: Counter[str]) -> Callable[..., Any]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
 from mpitrain import models, nn, ops
+from mpitrain.autograd import Tensor
+from mpitrain.nn.by_name import ByName
 from mpitrain.plan.flops import count
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch==2.13.0")
@@ -110,12 +113,37 @@ def test_fourier_transforms_are_noted_and_not_counted() -> None:
     assert (work.forward, work.transforms) == (0, 2)
 
 
+def test_other_threads_compute_while_one_counts() -> None:
+    found = []
+
+    class Product(nn.Module):
+        def forward(self, x: Any) -> Any:
+            with ThreadPoolExecutor(1) as beside:
+                found.append(beside.submit(ops.matmul, np.ones((2, 3), np.float32), np.ones((3, 2), np.float32)).result())
+            return ops.matmul(x, np.ones((3, 2), np.float32))
+    assert count(Product(), np.ones((1, 3), np.float32)).forward == 6
+    np.testing.assert_array_equal(found[0].array, np.full((2, 2), 3.0))
+
+
+def test_inputs_by_name_are_counted() -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            self.table, self.line = nn.Embedding(9, 4), nn.Linear(3, 4)
+
+        def forward(self, tokens: Any, values: Any) -> Any:
+            return self.table(tokens).mean(1) + self.line(values)
+    model = nn.Sequential(("embed", Both()), ("head", nn.Linear(4, 2)))
+    given = ByName({"tokens": Tensor(np.zeros((1, 7), np.int64)), "values": Tensor(np.zeros((1, 3), np.float32))})
+    assert count(model, given).forward == 3 * 4 + 4 * 2
+
+
 def test_counting_leaves_model_and_operations_as_they_were() -> None:
     model = models.lenet(size=12)
     assert count(model, np.zeros((1, 1, 12, 12), np.float32)).training == 3 * count(model, np.zeros((1, 1, 12, 12))).forward
     assert model.training and all(module.training for module in model.modules())
     with pytest.raises(Exception, match="lenet expects input"):
         count(model, np.zeros((1, 1, 10, 10), np.float32))
+    assert not any(p.allocated for p in model.parameters())
     model.initialize(0)
     y = model(np.ones((2, 1, 12, 12), np.float32))
     assert np.abs(y.array).max() > 0                                      # products are products again
