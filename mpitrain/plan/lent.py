@@ -66,10 +66,12 @@ def lent_memory(chunks: Sequence[Module], precision: str) -> Iterator[None]:
             parameter.array, parameter.grad_buffer = (
                 Untouched.of(parameter.shape, dtype) if large else flat[:parameter.size].reshape(parameter.shape)
                 for flat in (values, gradients))
-    yield
-    for parameter in (p for chunk in chunks for p in chunk.parameters()):
-        del parameter.array
-        parameter.grad_buffer = None
+    try:
+        yield
+    finally:
+        for parameter in (p for chunk in chunks for p in chunk.parameters()):
+            del parameter.array
+            parameter.grad_buffer = None
 
 
 def is_large(shape: Sequence[int]) -> bool:
