@@ -1,9 +1,11 @@
 """Joules of the processor packages, where the kernel lets this user read their counters (RAPL).
 
-    /sys/class/powercap/intel-rapl:0/energy_uj              microjoules since some time; also AMD's packages have this name
+    /sys/class/powercap/intel-rapl:0/name                   package-0; AMD's are found here, too
+    /sys/class/powercap/intel-rapl:0/energy_uj              microjoules since some time
     /sys/class/powercap/intel-rapl:0/max_energy_range_uj    where the counter begins anew
+    /sys/class/powercap/intel-rapl:1/name                   psys, on laptops: the whole machine, packages included
 
-A package counts all that its cores do, whoever's work it is.
+A package counts all that its cores do, whoever's work it is. The counters are those of this node.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import re
 from pathlib import Path
 
 POWERCAP = Path("/sys/class/powercap")
-PACKAGE = re.compile(r"intel-rapl:\d+")
+COUNTER = re.compile(r"intel-rapl:\d+")           # those of a package's parts have a further number
 
 
 class Energy:
@@ -23,7 +25,8 @@ class Energy:
         self._packages: list[tuple[Path, int]] = []
         self._last: list[int] = []
         try:
-            folders = sorted(folder for folder in root.iterdir() if PACKAGE.fullmatch(folder.name))
+            folders = sorted(folder for folder in root.iterdir() if COUNTER.fullmatch(folder.name)
+                             and (folder / "name").read_text().startswith("package"))
             self._packages = [(folder / "energy_uj", int((folder / "max_energy_range_uj").read_text())) for folder in folders]
             self._last = self._counters()
         except (OSError, ValueError) as error:

@@ -9,7 +9,7 @@ import pytest
 from launch import mpirun
 
 from mpitrain.bench.energy import Energy
-from mpitrain.bench.models import known, samples, usual
+from mpitrain.bench.models import Run, known, samples, usual
 from mpitrain.errors import UsageError
 from mpitrain.models import MODELS
 from mpitrain.plan.flops import count
@@ -58,9 +58,18 @@ def test_the_usual_sample_of_a_model_fits_it(name: str) -> None:
     assert count(MODELS[name](**how.arguments), samples(how, 1, "float32")).forward > 0
 
 
-def package(folder: Path, number: int, joules: float, largest: int = 10**9) -> Path:
+def test_images_that_leave_one_place_of_each_channel_are_measured() -> None:
+    """In training a norm of one sample's one value would be refused; the batch has more."""
+    how = usual("resnet18", 32)
+    run = Run(MODELS["resnet18"](classes=4, width=4), samples(how, 2, "float32"), "float32")
+    run.model.train()
+    run.step()
+
+
+def package(folder: Path, number: int, joules: float, largest: int = 10**9, name: str = "package") -> Path:
     made = folder / f"intel-rapl:{number}"
     made.mkdir(exist_ok=True)
+    (made / "name").write_text(f"{name}-{number}\n")
     (made / "max_energy_range_uj").write_text(f"{largest}\n")
     (made / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
     return made
@@ -70,10 +79,12 @@ def test_joules_are_those_of_all_packages_since_the_last_call(tmp_path: Path) ->
     package(tmp_path, 0, 1.0)
     package(tmp_path, 1, 999.0)
     (tmp_path / "intel-rapl:0:0").mkdir()                       # the cores of a package are in its own count
+    package(tmp_path, 2, 50.0, name="psys")                     # the whole machine, of which packages are a part
     energy = Energy(tmp_path)
     assert energy.why == ""
     package(tmp_path, 0, 3.5)
     package(tmp_path, 1, 0.5)                                   # its counter began anew
+    package(tmp_path, 2, 70.0, name="psys")
     assert energy.joules() == pytest.approx(2.5 + 1.5, abs=1e-5)
     assert energy.joules() == 0.0
 
