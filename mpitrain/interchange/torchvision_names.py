@@ -45,9 +45,15 @@ class TorchVision(_ResNet):
         return super().name_of(ours, model)
 
     def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
-        for sign, read in SIGNS.items():
-            if sign in shapes:
-                return read(shapes)
+        sign = next((sign for sign in SIGNS if sign in shapes), "")
+        try:
+            return SIGNS[sign](shapes) if sign else self._resnet(shapes, file, given)
+        except (KeyError, IndexError) as error:                   # a tensor that is not there, or has fewer dims
+            what = f"lacks {error.args[0]}" if isinstance(error, KeyError) else "has another shape there"
+            raise ConfigError(f"the file has {sign or 'layer1.0.conv1.weight'}, as a net of torchvision's, and {what}; give "
+                              "--names of another table, or model.name and its keys with --names own") from error
+
+    def _resnet(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
         found = super().keys(shapes, file, given)
         width = shapes["conv1.weight"][0]
         if "layer1.0.conv3.weight" in shapes:

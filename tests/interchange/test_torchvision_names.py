@@ -51,6 +51,19 @@ def test_a_net_of_full_width_goes_both_ways(tmp_path: Path, name: str) -> None:
     both_ways(tmp_path, name, LARGE[name])
 
 
+@pytest.mark.parametrize(("shapes", "said"), [
+    ({"classifier.6.weight": (10, 8)}, "has classifier.6.weight, as a net of torchvision's, and lacks features.0.weight"),
+    ({"classifier.6.weight": (10, 8), "features.0.weight": ()}, "has another shape there"),
+    ({"features.3.squeeze.weight": (4, 4, 1, 1)}, "lacks features.0.weight"),
+    ({"features.denseblock1.denselayer1.conv2.weight": (4, 4, 3, 3)}, "lacks classifier.weight"),
+    ({"inception3a.branch1.conv.weight": (4, 4, 1, 1)}, "lacks conv1.conv.weight")])
+def test_a_file_with_a_part_of_a_net_is_refused_in_one_line(tmp_path: Path, shapes: dict[str, Any], said: str) -> None:
+    arrays = {name: np.zeros(shape, "f4") for name, shape in shapes.items()}
+    with pytest.raises(ConfigError) as caught:
+        bring_in(arrays, tmp_path / "run", names="torchvision", tell=lambda _: None)
+    assert said in caught.value.message and "\n" not in caught.value.message
+
+
 def test_a_net_that_is_not_in_the_table_is_refused(tmp_path: Path) -> None:
     ten = nets.vgg((2, 2, 2, 2, 2), False, 2, 4, 3)
     with pytest.raises(ConfigError, match=r"10 convolutions and three linear layers; the table has 8 \(vgg11\) and 13"):
