@@ -11,6 +11,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.models.mobile_blocks import PUBLISHED, check_of, pooling
 from mpitrain.models.registry import require_list_of_sizes, require_positive, require_sizes
 from mpitrain.nn import Conv2d, DropPath, Linear, Module, Parameter, Sequential, init
+from mpitrain.nn.basic import probability
 from mpitrain.nn.norm import LayerNorm
 
 WIDTHS, BLOCKS = (96, 192, 384, 768), (3, 3, 9, 3)
@@ -69,12 +70,12 @@ def convnext_tiny(classes: int = 1000, channels: int = 3, widths: Sequence[int] 
         raise ConfigError(f"model.halvings must be {len(WIDTHS) - 1} to {PUBLISHED}, found {halvings}; change model.halvings")
     patch = 2 ** (halvings - len(WIDTHS) + 1)
     named: list[tuple[str, Module]] = [("stem", _patches(channels, widths[0], patch)), ("norm0", ChannelLayerNorm(widths[0]))]
-    place, total = 0, max(sum(blocks) - 1, 1)
+    most, place, total = probability(drop_path), 0, max(sum(blocks) - 1, 1)
     for s, (width, count) in enumerate(zip(widths, blocks, strict=True)):
         if s:
             named += [(f"norm{s}", ChannelLayerNorm(widths[s - 1])), (f"down{s}", _patches(widths[s - 1], width, 2))]
         for i in range(count):
-            named.append((f"stage{s + 1}_block{i}", ConvNeXtBlock(width, scale, drop_path * place / total)))
+            named.append((f"stage{s + 1}_block{i}", ConvNeXtBlock(width, scale, most * place / total)))
             place += 1
     model = Sequential(check_of("convnext_tiny", channels), *named, *pooling(),
                        ("norm", LayerNorm(widths[-1], eps=EPS)), ("head", _linear(widths[-1], classes)))

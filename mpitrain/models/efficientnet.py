@@ -17,6 +17,7 @@ from mpitrain.models.mobile_blocks import (
 )
 from mpitrain.models.registry import require_positive, require_sizes
 from mpitrain.nn import Dropout, Linear, Module, Sequential, init
+from mpitrain.nn.basic import probability
 
 STAGES = ((1, 3, 1, 16, 1), (6, 3, 2, 24, 2), (6, 5, 2, 40, 2), (6, 3, 2, 80, 3), (6, 5, 1, 112, 3), (6, 5, 2, 192, 4),
           (6, 3, 1, 320, 1))
@@ -32,7 +33,7 @@ def efficientnet_b0(classes: int = 1000, channels: int = 3, width: float = 1.0, 
     """
     require_sizes(classes=classes, channels=channels)
     require_positive(width=width, depth=depth)
-    make = norm_of(norm)
+    make, most = norm_of(norm), probability(drop_path)
     strides = strides_of([2, *(stride for _, _, stride, _, _ in STAGES)], halvings)
     counts = [repeated(count, depth) for *_, count in STAGES]
     inputs = rounded(32 * width)
@@ -43,7 +44,7 @@ def efficientnet_b0(classes: int = 1000, channels: int = 3, width: float = 1.0, 
             place = len(blocks) - 1
             blocks.append((f"block{place}", InvertedResidual(
                 inputs, rounded(factor * inputs), wide, kernel, 1 if i else stride, "silu", make,
-                squeezed=max(1, inputs // 4), squeeze_activation="silu", drop_path=drop_path * place / sum(counts))))
+                squeezed=max(1, inputs // 4), squeeze_activation="silu", drop_path=most * place / sum(counts))))
             inputs = wide
     last = 4 * inputs
     head = Linear(last, classes, weight_init=init.uniform(1 / math.sqrt(classes)), bias_init=init.zeros)

@@ -39,6 +39,7 @@ def lenet(classes: int = 10, channels: int = 1, size: int = 28, widths: Sequence
     model.size_keys = {"widths": ("conv1", "conv2", "linear1", "linear2")}
     return model
 
+
 def alexnet(classes: int = 1000, channels: int = 3, dropout: float = 0.5, widths: Sequence[int] = ALEXNET,
             hidden: int = 4096) -> Sequential:
     """AlexNet in one column (Krizhevsky 2014: "One weird trick"), for images of about 224 x 224, as torchvision has it.
