@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from pathlib import Path
 
@@ -15,14 +16,15 @@ from mpitrain.models import MODELS  # noqa: E402
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/models.md"
 PARTS = ("published", "all")
+SENTENCE = r"(?<=\.) (?=[A-Z`])"                   # the end of one; "et al. 2016" goes on
 
 
 def published() -> list[str]:
-    lines = ["| model | arguments | sample | parameters | G multiply-adds | of |", "|---|---|---|---|---|---|"]
+    lines = ["| model | arguments | sample | parameters | M multiply-adds | of |", "|---|---|---|---|---|---|"]
     for name, found in PUBLISHED.items():
         arguments = ", ".join(f"`{key} = {_toml(value)}`" for key, value in found.arguments.items())
         sample = f"{found.shape[0]} tokens" if found.tokens else " x ".join(map(str, found.shape))
-        work = "" if found.gigaflops is None else f"{found.gigaflops:g}"
+        work = "" if found.gigaflops is None else f"{1e3 * found.gigaflops:,.6g}"
         lines.append(f"| `{name.partition(':')[0]}` | {arguments} | {sample} | {found.parameters:,} | {work} | {found.source} |")
     return lines
 
@@ -30,8 +32,8 @@ def published() -> list[str]:
 def every() -> list[str]:
     lines = ["| model | what it is |", "|---|---|"]
     for name in sorted(set(models.__all__) - {"MODELS"}):             # not those that a test has registered
-        said = (inspect.getdoc(MODELS[name]) or "").partition("\n")[0]
-        lines.append(f"| `{name}` | {said} |")
+        paragraph = " ".join((inspect.getdoc(MODELS[name]) or "").partition("\n\n")[0].split())
+        lines.append(f"| `{name}` | {re.split(SENTENCE, paragraph)[0]} |")
     return lines
 
 
