@@ -1,4 +1,4 @@
-"""The efficient convolutional nets beside torchvision's, on other ranks, and on small images."""
+"""The efficient convolutional nets beside torchvision's, and on small images."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo import Tiny, images, like_torch, same_on_ranks, torchvision
+from zoo import images, like_torch, torchvision
 
 from mpitrain import nn
 from mpitrain.errors import ConfigError
@@ -42,18 +42,6 @@ def test_convnext_is_torchvision_s() -> None:
     theirs = from_torchvision.ConvNeXt([block(8, 12, 1), block(12, 16, 2), block(16, 20, 1), block(20, None, 1)], num_classes=4)
     like_torch(MODELS["convnext_tiny"](4, widths=(8, 12, 16, 20), blocks=(1, 2, 1, 1), scale=0.5), theirs, images(2, 3, 32, 32),
                dtype="float64")
-
-
-def test_convnext_is_the_same_on_ranks() -> None:
-    arguments = {"classes": 4, "widths": (8, 8, 8, 8), "blocks": (1, 1, 1, 1), "halvings": 3, "scale": 0.1}
-    same_on_ranks(Tiny("convnext_tiny", arguments, (3, 8, 8)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LIKE)
-def test_the_others_are_the_same_on_ranks(name: str) -> None:
-    arguments = {"classes": 4, "width": 0.5 if name == "shufflenet_v2" else 0.1, "halvings": 3}
-    same_on_ranks(Tiny(name, arguments, (3, 16, 16)), timeout=400)
 
 
 @pytest.mark.parametrize("name", [*LIKE, "convnext_tiny"])

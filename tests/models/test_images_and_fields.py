@@ -1,4 +1,4 @@
-"""Vision and Swin transformers beside torchvision's, U-Net and FNO beside their papers' in PyTorch, and all on other ranks."""
+"""Vision and Swin transformers beside torchvision's, U-Net and FNO beside their papers' in PyTorch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo import Tiny, declared, images, like_torch, same_on_ranks, torchvision
+from zoo import declared, images, like_torch, torchvision
 
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.backend import CPU
@@ -179,21 +179,6 @@ def test_an_autoencoder_s_pieces_fit_and_a_vae_draws_in_training_alone() -> None
     plain = MODELS["autoencoder"](size=8, widths=[4, 6], code=3)
     plain.initialize(seed=1)
     assert plain(x).shape == x.shape
-
-
-def test_they_are_the_same_on_ranks() -> None:
-    same_on_ranks(
-        Tiny("swin", SWIN | {"drop_path": 0.3}, (3, 16, 16), tp=True),
-        Tiny("unet", UNET, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="relative_l2", tp=True))
-
-
-@pytest.mark.slow
-def test_the_others_are_the_same_on_ranks() -> None:
-    same_on_ranks(
-        Tiny("vit", VIT, (3, 16, 16), tp=True),
-        Tiny("fno", FNO, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="relative_l2", tp=True),
-        Tiny("autoencoder", {"size": 8, "widths": [4], "code": 3}, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="mse"),
-        Tiny("vae", {"size": 8, "widths": [4], "code": 3}, (1, 8, 8), target=(1, 8, 8), kind="regression", loss="elbo"))
 
 
 @pytest.mark.parametrize(("name", "arguments", "shape", "message"), [

@@ -1,4 +1,4 @@
-"""Models of series beside PyTorch's layers with the same values, on several ranks, and what each of them can see."""
+"""Models of series beside PyTorch's layers with the same values, and what each of them can see."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo import Tiny, declared, images, like_torch, same_on_ranks
+from zoo import declared, images, like_torch
 
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError, ShapeError
@@ -176,16 +176,6 @@ def test_a_model_that_takes_means_takes_series_of_any_length(name: str) -> None:
     model = MODELS[name](1, 2).eval()
     model.initialize()
     assert [model(images(2, length, 1)).shape for length in (1, 7, 30)] == [(2, 2)] * 3
-
-
-def test_models_of_series_are_the_same_on_ranks() -> None:
-    same_on_ranks(
-        Tiny("lstm", {"inputs": 3, "hidden": 6, "outputs": 4, "layers": 2, "dropout": 0.1}, (5, 3)),
-        Tiny("gru", {"inputs": 3, "hidden": 6, "outputs": 2, "bidirectional": True}, (5, 3), target=(2,), kind="values",
-             loss="mse"),
-        Tiny("tcn", {"inputs": 2, "channels": [4, 4], "outputs": 4, "dropout": 0.1}, (9, 2), lr=1.0),
-        Tiny("fcn", {"inputs": 1, "outputs": 4, "channels": [4, 6, 4]}, (12, 1)),
-        Tiny("inception_time", {"inputs": 1, "outputs": 4, "filters": 2, "bottleneck": 2, "kernel": 8}, (16, 1)))
 
 
 @pytest.mark.parametrize(("name", "arguments", "message"), [

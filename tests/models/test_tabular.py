@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from zoo import Tiny, declared, images, like_torch, same_on_ranks
+from zoo import declared, images, like_torch
 
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.models import MODELS
@@ -161,14 +161,6 @@ def test_graphsage_is_messages_along_edges(samples: list[int], hidden: list[int]
     assert ours.count_parameters() == formula == sum(p.numel() for p in theirs.parameters())
     nodes = 1 + sum(int(np.prod(samples[:i + 1])) for i in range(len(samples)))
     like_torch(ours, theirs, images(4, nodes, 5))
-
-
-def test_models_of_tables_and_graphs_are_the_same_on_ranks() -> None:
-    same_on_ranks(
-        Tiny("deepfm", {"categories": [5, 5, 5], "width": 4, "hidden": [8, 6], "dropout": 0.1}, (3,), tokens=5, target=(1,),
-             kind="values", loss="mse", lr=0.1),
-        Tiny("ft_transformer", {"numeric": 3, "outputs": 4, "width": 12, "heads": 2, "layers": 2}, (3,)),
-        Tiny("graphsage", {"inputs": 3, "outputs": 4, "samples": [3, 2], "hidden": [6, 5], "dropout": 0.1}, (10, 3)))
 
 
 @pytest.mark.parametrize(("value", "column", "most"), [(5.0, 0, 4), (-1.0, 1, 2), (1.5, 1, 2)])

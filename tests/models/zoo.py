@@ -6,7 +6,7 @@
         theirs = torchvision().models.resnet18(num_classes=4)
         like_torch(MODELS["resnet18"](classes=4), theirs, images(4, 3, 48, 48))
 
-    def test_it_is_the_same_on_ranks():                # one mpirun for all of a file's models: a start costs half a second
+    def test_it_is_the_same_on_ranks():                # in test_on_ranks.py: one mpirun for several models
         same_on_ranks(Tiny("resnet18", {"classes": 4}, (3, 48, 48), classes=4), Tiny("vgg11", ...))
 
 `like_torch` copies theirs into ours: by the order of parameters and of buffers where every pair has equal shapes, else by
@@ -14,9 +14,9 @@
 compares the output, every gradient and the running statistics, in eval and in training mode. Dropout and stochastic depth are
 off on both sides.
 
-`same_on_ranks` trains two steps on 1 rank, with recomputed blocks, on pp = 2 and on dp = 2, and the same in layout mode; losses
-are equal to 1e-5, recompute and layout mode to the bit. Batch norms see a micro-batch, so dp = 2 has those of
-one rank. With `tp`, losses on tp = 2 are compared as well; layout mode refuses that mesh.
+`same_on_ranks` trains two steps on 1 rank, with recomputed blocks, on pp = 2 and on dp = 2, and the same in layout mode (`modes`:
+in one of both alone); losses are equal to 1e-5, recompute and layout mode to the bit. Batch norms see a micro-batch, so dp = 2
+has those of one rank. With `tp`, losses on tp = 2 are compared as well; layout mode refuses that mesh.
 
 torchvision: its wheel for torch 2.13.0 (0.28.0) is made for CUDA, and its compiled operators do not load beside torch's CPU
 wheel. Its models need none of them: `torchvision()` declares the two that its import asks for. Install it with
@@ -230,8 +230,7 @@ class Tiny:
     """A tiny variant of a registered model, and samples of the shape `x`: of floats, or of token numbers below `tokens`.
 
     Targets are classes, or with `target` of that shape: floats, or token numbers below `classes` where `kind` is "tokens".
-    `layout`: whether layout mode is promised. `pp`, `dp` = False leave those out, for models that refuse them; `tp`: layers are
-    also cut over 2 ranks by the model's plan.
+    `tp`: layers are also cut over 2 ranks by the model's plan.
     """
 
     model: str
@@ -244,16 +243,13 @@ class Tiny:
     loss: str = "cross_entropy"
     batch: int = 8
     lr: float = 0.01
-    layout: bool = True
-    pp: bool = True
-    dp: bool = True
     tp: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)       # further keys of the configuration, such as clip_norm
 
 
-def same_on_ranks(*cases: Tiny, timeout: float = 150) -> None:
+def same_on_ranks(*cases: Tiny, modes: Sequence[str] = ("run", "layout"), timeout: float = 150) -> None:
     """One job of 2 ranks for all cases; see above."""
-    result = mpirun(2, PROGRAM, json.dumps([asdict(case) for case in cases]), timeout=timeout)
+    result = mpirun(2, PROGRAM, json.dumps([asdict(case) for case in cases]), ",".join(modes), timeout=timeout)
     assert result.rc == 0, result.out + result.err
     done = [line.removeprefix("same: ") for line in result.out.splitlines() if line.startswith("same: ")]
     assert done == [case.model for case in cases], result.out

@@ -1,4 +1,4 @@
-"""mpirun -n 2 python zoo_program.py '[{"model": ...}]': each tiny model, trained in several ways; see `zoo.same_on_ranks`."""
+"""mpirun -n 2 python zoo_program.py '[{"model": ...}]' run,layout: tiny models, trained in several ways; see `zoo`."""
 
 from __future__ import annotations
 
@@ -59,21 +59,18 @@ def train(comm: Any, case: dict[str, Any], *, pp: int = 1, tp: int = 1, recomput
     return losses, hashes
 
 
-def check(case: dict[str, Any]) -> None:
+def check(case: dict[str, Any], modes: list[str]) -> None:
     world, alone = MPI.COMM_WORLD, MPI.COMM_SELF
-    ways: dict[str, dict[str, Any]] = {"dp = 2": {}, "pp = 2": {"pp": 2}, "tp = 2": {"tp": 2}}
-    ways = {name: keys for name, keys in ways.items() if case[name[:2]]}
-    for mode in ("run", "layout") if case["layout"] else ("run",):
+    ways: dict[str, dict[str, Any]] = {"dp = 2": {}, "pp = 2": {"pp": 2}}
+    for mode in modes:
         one, again = world.allgather(train(alone, case, recompute=world.rank == 1, reproducible=mode))    # Both at a time.
         assert all(map(np.isfinite, one[0])) and one[0][0] != one[0][1], (case["model"], one)
         assert again == one, f"{case['model']}, {mode}: recomputed {again}, else {one}"
         for name, keys in ways.items():
-            if mode == "layout" and "tp" in keys:             # which layout mode refuses
-                continue
             found = train(world, case, reproducible=mode, **keys)
             np.testing.assert_allclose(found[0], one[0], rtol=1e-5, err_msg=f"{case['model']}, {mode}, {name}")
             assert mode == "run" or found == one, f"{case['model']}, layout mode, {name}: {found} on one rank {one}"
-    if case["tp"]:
+    if case["tp"]:                                            # which layout mode refuses
         found, one = train(world, case, tp=2), train(alone, case)
         np.testing.assert_allclose(found[0], one[0], rtol=1e-5, err_msg=f"{case['model']}, tp = 2")
     if world.rank == 0:
@@ -82,5 +79,5 @@ def check(case: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     threads.pin(1)
-    for case in json.loads(sys.argv[1]):
-        check(case)
+    for each in json.loads(sys.argv[1]):
+        check(each, sys.argv[2].split(","))
