@@ -18,7 +18,9 @@ def vgg(stages: tuple[int, ...], norm: bool, width: int, hidden: int, classes: i
     layers: list[Any] = []
     for s, count in enumerate(stages):
         layers += [width << min(s, 3)] * count + ["M"]
-    made = models.VGG(models.make_layers(layers, batch_norm=norm), num_classes=classes)
+    features = models.make_layers(layers, batch_norm=norm)
+    with torch.device("meta"):                            # its own linear layers have 120 million numbers
+        made = models.VGG(features, num_classes=classes, init_weights=False)
     made.classifier[0], made.classifier[3], made.classifier[6] = (torch.nn.Linear(a, b) for a, b in (
         (49 * 8 * width, hidden), (hidden, hidden), (hidden, classes)))
     return made

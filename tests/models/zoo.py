@@ -62,6 +62,7 @@ def tokens(vocabulary: int, *shape: int, seed: int = 0) -> Any:
 def declared() -> Any:
     """torch, with the operators declared that `import torchvision` describes; skips the test where there is no torch."""
     torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch==2.13.0")
+    torch.set_num_threads(1)                        # others would turn round and round beside the other tests
     library = torch.library.Library("torchvision", "FRAGMENT")
     for signature in ("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
                       "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"):
