@@ -23,6 +23,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.models.registry import each_block, require_positive, require_sizes, require_token
 from mpitrain.models.transformer import Head
 from mpitrain.nn import init
+from mpitrain.nn.general_attention import explicit
 from mpitrain.nn.init import Initialiser
 
 BUCKETS, FARTHEST = 32, 128                       # of distances: half of them are for 0, 1, ..., the others grow to the farthest
@@ -84,7 +85,7 @@ class Attention(nn.Module):
             mask = away if mask is None else mask + away
         self.dropout.part = self.query.weight.offset[0] // q.shape[1] // self.head_width
         if self.dropout.drops:
-            y = self._dropped(q, k, v, mask)
+            y = explicit(self, q, k, v, mask, self.causal, scale=1.0)[0]
         else:
             y = ops.scaled_dot_product_attention(q, k, v, is_causal=self.causal, attn_mask=mask, scale=1.0,
                                                  operands=self.out.weight.operands)
@@ -100,16 +101,6 @@ class Attention(nn.Module):
         near, which = distances(x.shape[1], not self.causal)
         rows = self.relative(x.xp.asarray(near.astype(x.dtype)))
         return ops.expand_dims(ops.transpose(ops.embedding(x.xp.asarray(which), rows), 2, 0, 1), 0)
-
-    def _dropped(self, q: Tensor, k: Tensor, v: Tensor, mask: Any) -> Tensor:
-        """Attention with its weights at hand."""
-        scores = q @ ops.swapaxes(k, 2, 3)
-        if mask is not None:
-            scores = scores + mask
-        if self.causal:
-            scores = ops.where(q.xp.tri(q.shape[2], dtype=bool), scores, q.xp.asarray(-math.inf, scores.dtype))
-        mixed: Tensor = self.dropout(ops.softmax(scores)) @ v
-        return mixed
 
 
 class Embed(nn.Module):

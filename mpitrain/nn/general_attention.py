@@ -156,13 +156,14 @@ def _opened(layer: Any, mask: Any, causal: bool, length: int, keys: int, extra: 
     return ops.pad(mask, [*((0, 0) for _ in shape[1:]), (0, extra)])
 
 
-def explicit(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool) -> tuple[Tensor, Tensor]:
-    """The same with the weights at hand, which the fused op does not show: (y, weights, after dropout)."""
+def explicit(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: bool, scale: float | None = None
+             ) -> tuple[Tensor, Tensor]:
+    """The same with the weights at hand, which the fused op does not show: (y, weights, after the layer's dropout)."""
     xp = q.xp
     if k.shape[1] != q.shape[1]:
         k, v = (ops.reshape(ops.broadcast_to(ops.expand_dims(a, 2), (*a.shape[:2], q.shape[1] // a.shape[1], *a.shape[2:])),
                             a.shape[0], q.shape[1], *a.shape[2:]) for a in (k, v))
-    scores = (q * (1.0 / math.sqrt(q.shape[3]))) @ ops.swapaxes(k, 2, 3)
+    scores = (q * (1.0 / math.sqrt(q.shape[3]) if scale is None else scale)) @ ops.swapaxes(k, 2, 3)
     allowed = xp.tri(q.shape[2], k.shape[2], dtype=bool) if causal else None
     if mask is not None and mask.dtype == bool:
         mask = _plain(mask)
@@ -178,7 +179,6 @@ def explicit(layer: Any, q: Tensor, k: Tensor, v: Tensor, mask: Any, causal: boo
         weights = ops.where(allowed, ops.softmax(ops.where(allowed, scores, lowest)), xp.zeros((), scores.dtype))
     dropped: Tensor = layer.dropout(weights)
     return dropped @ v, dropped
-
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -222,6 +222,30 @@ def test_padding_changes_nothing_of_a_text():
         np.testing.assert_allclose(model(padded).array[:, :8], model(text).array, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+@pytest.mark.parametrize(("name", "arguments", "length"), [("bert", BERT, 12), ("t5", T5, 50)])
+def test_a_row_of_padding_alone_leaves_values_and_gradients_finite(name, arguments, length, dropout):
+    model = MODELS[name](**arguments | {"padding": 0, "dropout": dropout})
+    model.initialize()
+    x = 1 + tokens(29, 3, length)
+    x[1] = 0
+    y = model(x)
+    y.sum().backward()
+    assert np.isfinite(y.array).all() and all(np.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_dropout_in_t5_s_attention_is_that_of_its_weights():
+    """With the same masks, what a probability next to 0 leaves is what no dropout gives."""
+    models = [MODELS["t5"](**T5 | {"padding": 0, "dropout": dropout}) for dropout in (0.0, 1e-12)]
+    x = 1 + tokens(29, 2, 50)
+    x[1, 30:40] = 0
+    outputs = []
+    for model in models:
+        model.initialize(seed=2, dtype="float64")
+        outputs.append(model(x).array)
+    np.testing.assert_allclose(*outputs, rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(("name", "arguments", "error", "words"), [
     ("bert", BERT | {"head": "mask"}, ConfigError, "model.head must be one of masked, pooled, classes, none, found \"mask\""),
     ("bert", BERT | {"head": "classes"}, ConfigError, "wants a number of classes"),
