@@ -72,8 +72,9 @@ def test_one_model_of_each_kind_is_the_same_on_ranks() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_one_model_of_each_kind_is_the_same_on_ranks_in_both_modes() -> None:
-    same_on_ranks(*ONE_OF_EACH)
+    same_on_ranks(*ONE_OF_EACH, timeout=500)
 
 
 @pytest.mark.slow
