@@ -60,7 +60,7 @@ def test_windows_cross_shards_and_say_where_they_start(tokens: Dataset) -> None:
 
 
 def test_what_cannot_be_windows_is_refused(tokens: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match='a random share would be seen in training; use "tail:0.1"'):
+    with pytest.raises(ConfigError, match='random rows would be seen in training; use "tail:0.1"'):
         token_split(tokens, 16, 0.1)
     with pytest.raises(DataError, match="450 tokens for training, but one window takes 461"):
         token_split(tokens, 460, "tail:0.1")

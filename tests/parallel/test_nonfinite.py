@@ -78,7 +78,7 @@ def test_the_advice_is_about_what_is_not_finite(spoilt: str, comes: str, advice:
         x[1] = np.nan
     if spoilt == "parameter":
         model.a.weight.array[0] = np.nan
-    error = nonfinite_loss(model, x, np.nan, MicroBatch(x, x, np.arange(4, dtype=np.uint64), index=0, first=0, step=1))
+    error = nonfinite_loss(model, Tensor(x), np.nan, MicroBatch(x, x, np.arange(4, dtype=np.uint64), index=0, first=0, step=1))
     start, _, end = comes.partition(".*")
     told = error.message.partition("the first value that is not finite comes from ")[2]
     assert told.startswith(start) and end in told and told.endswith(f"no parameter was changed in this step; {advice}"), told

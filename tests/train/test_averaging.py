@@ -113,7 +113,7 @@ def test_a_resumed_run_has_the_average_of_one_that_was_not(tmp_path: Path) -> No
 NORM = """
 from mpitrain import nn
 def net(width: int = 16):
-    return nn.Sequential([("flatten", nn.Flatten()), ("linear", nn.Linear(64, width)), ("norm", nn.BatchNorm1d(width)),
+    return nn.Sequential(*[("flatten", nn.Flatten()), ("linear", nn.Linear(64, width)), ("norm", nn.BatchNorm1d(width)),
                           ("act", nn.ReLU()), ("drop", nn.Dropout(0.5)), ("head", nn.Linear(width, 10))])
 """
 

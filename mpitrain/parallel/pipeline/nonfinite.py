@@ -43,8 +43,9 @@ class Origin(NamedTuple):
 
 
 def origin_of(model: Module, x: Any) -> Origin:
-    """The parameter, the input, the layer, the model's own forward or the loss that is the first not to be finite; `x` is a
-    tensor, or inputs by name."""
+    """The parameter, the input, the layer, the model's own forward or the loss that is the first not to be finite; `x` is an
+    array, a tensor, or inputs by name."""
+    x = x if isinstance(x, Tensor | ByName) else Tensor(x)
     for name, given in x.items() if isinstance(x, ByName) else [("", x)]:
         if not is_finite(given.array):
             return Origin(f'the input "{name}" of the model' if name else "the input of the model",
