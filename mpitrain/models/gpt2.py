@@ -9,7 +9,9 @@ TOKENS = 50257                                    # of its byte pairs
 
 
 def _gpt2(layers: int, heads: int, width: int, block: int, vocabulary: int, dropout: float) -> Module:
-    return gpt(layers, heads, width, block, vocabulary, dropout, bias=True, activation="gelu_tanh")
+    model = gpt(layers, heads, width, block, vocabulary, dropout, bias=True, activation="gelu_tanh")
+    model.size_keys = {}                          # the names of published sizes take no others
+    return model
 
 
 def gpt2(block: int = 1024, vocabulary: int = TOKENS, dropout: float = 0.1) -> Module:

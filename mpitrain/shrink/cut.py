@@ -64,8 +64,9 @@ class Free(NamedTuple):
     def larger(self, size: int) -> int:
         return min((size // self.step + 1) * self.step, self.group.size)
 
-    def counts(self, size: int) -> dict[Key, int]:
-        return {key: size * places.shape[1] for key, places in self.group.members.items()}
+    def counts(self, counts: Mapping[Key, int], size: int, other: int) -> dict[Key, int]:
+        """`counts` with `other` channels of this group in the place of `size`; a dim may have channels of several groups."""
+        return {**counts, **{key: counts[key] + (other - size) * places.shape[1] for key, places in self.group.members.items()}}
 
 
 def choose(model: nn.Module, graph: Graph, importance: Importance, work_left: float) -> Chosen:
@@ -80,21 +81,17 @@ def choose(model: nn.Module, graph: Graph, importance: Importance, work_left: fl
     if not free:
         raise UsageError(f"no channels of this model can go: {'; '.join(left) or 'it has no linear layers or convolutions'}")
     sizes = {layer: one.group.size for layer, one in free.items()}
-    whole, counts = work(graph.products, {}), _counts(free, sizes)
+    whole, counts = work(graph.products, {}), _counts(graph)
     while (now := work(graph.products, counts) / whole) > work_left:
         step = _cheapest(free, sizes, counts)
         if step is None:
             raise UsageError(f"{work_left:g} of the work cannot be reached: {now:.3f} is left at the smallest sizes"
                              + (f"; {'; '.join(left)}" if left else ""))
-        sizes[step[0]] = step[1]
-        counts |= free[step[0]].counts(step[1])
+        counts, sizes[step[0]] = free[step[0]].counts(counts, sizes[step[0]], step[1]), step[1]
     while (step := _dearest(free, sizes, counts, lambda counts: work(graph.products, counts) <= work_left * whole)) is not None:
-        sizes[step[0]] = step[1]
-        counts |= free[step[0]].counts(step[1])
+        counts, sizes[step[0]] = free[step[0]].counts(counts, sizes[step[0]], step[1]), step[1]
     now = work(graph.products, counts) / whole
-    stay = {layer: np.sort(one.order[:sizes[layer]]) for layer, one in free.items()}
-    kept = {key: np.sort(places[stay[layer]], axis=None) for layer, one in free.items()
-            for key, places in one.group.members.items()}
+    kept = _stay(free, sizes, _counts(graph))
     if not model.size_keys:
         before = {name: list(value.shape) for name, value in model.state_dict().items()}
         shapes = {name: [counts.get((name, dim), n) for dim, n in enumerate(shape)] for name, shape in before.items()}
@@ -115,14 +112,14 @@ def _cheapest(free: Mapping[str, Free], sizes: Mapping[str, int], counts: Mappin
 def _dearest(free: Mapping[str, Free], sizes: Mapping[str, int], counts: Mapping[Key, int],
              fits: Callable[[Mapping[Key, int]], bool]) -> tuple[str, int] | None:
     """The layer that gets channels back, and how many it has then; None where there is no room for any."""
-    found = [(_loss(one, larger, sizes[layer], {**counts, **one.counts(larger)}), layer, larger) for layer, one in free.items()
-             if (larger := one.larger(sizes[layer])) > sizes[layer] and fits({**counts, **one.counts(larger)})]
+    found = [(_loss(one, larger, sizes[layer], more), layer, larger) for layer, one in free.items()
+             if (larger := one.larger(sizes[layer])) > sizes[layer] and fits(more := one.counts(counts, sizes[layer], larger))]
     return max(found, key=lambda step: step[0])[1:] if found else None
 
 
 def _loss(one: Free, size: int, smaller: int, counts: Mapping[Key, int]) -> float:
     """What the logarithm of the importance that stays falls by for each unit of cost that is saved."""
-    saved = cost(one.products, counts) - cost(one.products, {**counts, **one.counts(smaller)})
+    saved = cost(one.products, counts) - cost(one.products, one.counts(counts, size, smaller))
     return math.log(max(one.shares[size], 1e-300) / max(one.shares[smaller], 1e-300)) / max(saved, 1.0)
 
 
@@ -179,11 +176,11 @@ def _outputs(model: nn.Module, layer: str) -> int:
 
 def _free(model: nn.Module, graph: Graph) -> dict[str, Group]:
     """The groups that a key of [model] gives the size of, by the layer that makes the channels; without such keys all that can
-    go, by the name of an array that has them."""
+    go, by their numbers."""
     makes = {name: group for group in graph.groups if not group.why for name, dim in group.members if dim == 0}
     if not model.size_keys:
         products = {p.name for p in graph.products}
-        return {group.name: group for group in graph.groups
+        return {str(i): group for i, group in enumerate(graph.groups)
                 if not group.why and any(name in products for name, _ in group.members)}
     layers = [layer for names in model.size_keys.values() for layer in names]
     return {layer: makes[f"{layer}.weight"] for layer in layers
@@ -194,7 +191,7 @@ def _left(graph: Graph, free: Iterable[Group], keyed: bool) -> Iterable[str]:
     chosen = [id(group) for group in free]
     for group in graph.groups:
         if id(group) not in chosen and any(dim == 0 for _, dim in group.members):
-            why = group.why or ("no key of [model] gives their number" if keyed else "no layer computes with them")
+            why = group.why or ("no key of [model] gives their number" if keyed else "no layer has them in a weight of its own")
             yield f"{group.size} channels of {group.name} stay: {why}"
 
 
@@ -207,8 +204,19 @@ def _ranked(group: Group, products: Sequence[Product], importance: Any) -> Free:
     return Free(group, order, shares, own, whole)
 
 
-def _counts(free: Mapping[str, Free], sizes: Mapping[str, int]) -> dict[Key, int]:
+def _counts(graph: Graph) -> dict[Key, int]:
+    """The sizes of all dims, in which several groups may have channels."""
     counts: dict[Key, int] = {}
-    for layer, one in free.items():
-        counts |= one.counts(sizes[layer])
+    for group in graph.groups:
+        for key, places in group.members.items():
+            counts[key] = counts.get(key, 0) + places.size
     return counts
+
+
+def _stay(free: Mapping[str, Free], sizes: Mapping[str, int], wholes: Mapping[Key, int]) -> dict[Key, Places]:
+    """The indices that stay of each dim that has channels of these groups."""
+    kept: dict[Key, Places] = {}
+    for layer, one in free.items():
+        for key, places in one.group.members.items():
+            kept[key] = np.setdiff1d(kept.get(key, np.arange(wholes[key])), places[one.order[sizes[layer]:]])
+    return kept

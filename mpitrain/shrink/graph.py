@@ -7,6 +7,7 @@ DepGraph (Fang et al. 2023). A Function without a rule fixes all dims of its arr
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,8 @@ from mpitrain.autograd import Operation, Value
 Rule: TypeAlias = "Callable[[Relations, Operation], None]"
 Key: TypeAlias = tuple[str, int]                 # the name of a parameter or buffer, and one of its dims
 Places: TypeAlias = np.ndarray[Any, np.dtype[np.int64]]
+
+SAMPLES = 2                                      # that a model is recorded on
 
 RULES: dict[type[Any], Rule] = {}
 """Function -> how its dims relate; those of its base classes apply to a Function without one of its own."""
@@ -53,7 +56,8 @@ class Group:
 
 
 class Product(NamedTuple):
-    """A linear layer or convolution: `positions` products of a sample with the weight `name` of this shape.
+    """A linear layer or convolution: `positions` products of a sample with the weight `name` of this shape, or with one that is
+    computed, which has no name.
 
     Of each input channel it reads `places` numbers. `turned`: a convolution that may be computed in turned tiles.
     """
@@ -79,6 +83,7 @@ class Relations:
         self._parent: list[int] = []
         self._why: dict[int, str] = {}            # a fixed index -> the reason
         self.products: list[Product] = []
+        self.reshaped: dict[Value, Value] = {}    # what has a parameter's rows, and other dims behind them -> the parameter
         self.uncounted: dict[str, None] = {}      # in order
 
     def _places(self, value: Value, dim: int) -> range:
@@ -112,6 +117,13 @@ class Relations:
         if isinstance(value, Value):
             for dim in dims or range(len(value.shape)):
                 self._why.update((place, why) for place in self._places(value, dim) if place not in self._why)
+
+    def multiply(self, x: Value, channels: int, weight: Value, y: Value, turned: bool = False) -> None:
+        """y is x, whose dim `channels` is gone through, times a weight (outputs, ...); dim 0 may have windows of samples."""
+        weight = self.reshaped.get(weight, weight)
+        positions, places = (-(-math.prod(value.shape) // (n * SAMPLES)) for value, n in (
+            (y, weight.shape[0]), (x, x.shape[channels])))
+        self.products.append(Product(weight.name, weight.shape, positions, places, turned))
 
     def groups(self) -> tuple[Group, ...]:
         """The groups, in the order in which the model uses their parameters."""

@@ -21,9 +21,9 @@ from mpitrain.ops.normalisation import BatchNorm, FixedNorm
 from mpitrain.ops.pool import MaxPool, MeanPool, Subsample
 from mpitrain.ops.rectifiers import Elu, Hardsigmoid, Hardswish, Hardtanh, Shrink, Threshold
 from mpitrain.ops.reduce import Extremum, LogSumExp, Mean, Sum, Variance
-from mpitrain.ops.shape import Reshape, Transpose
+from mpitrain.ops.shape import Pad, Reshape, Transpose
 from mpitrain.ops.unary import Square, Unary
-from mpitrain.shrink.graph import Product, Relations, relates
+from mpitrain.shrink.graph import Relations, relates
 
 
 def _alike(relations: Relations, x: Any, y: Value) -> None:
@@ -50,8 +50,7 @@ def _linear(relations: Relations, operation: Operation) -> None:
         relations.link(x, dim, y, dim)
     if bias is not None:
         relations.link(bias, 0, weight, 0)
-    positions = math.prod(y.shape[1:-1])
-    relations.products.append(Product(weight.name, weight.shape, positions, positions))
+    relations.multiply(x, -1, weight, y)
 
 
 @relates(Conv2d)
@@ -68,9 +67,11 @@ def _convolution(relations: Relations, operation: Operation) -> None:
         relations.link(bias, 0, weight, 0)
     for value in (x, y):
         relations.fix(value, "it is no channel, but a place of the image", 2, 3)
+    if not weight.name:                           # it is a parameter with other dims, perhaps
+        relations.fix(weight, "it is no channel, but a place of the kernel", 2, 3)
     window = operation.attributes["window"]
     turned = window.kernel == (3, 3) and window.stride == window.dilation == (1, 1)
-    relations.products.append(Product(weight.name, weight.shape, math.prod(y.shape[2:]), math.prod(x.shape[2:]), turned))
+    relations.multiply(x, 1, weight, y, turned)
 
 
 @relates(BatchNorm, FixedNorm)
@@ -110,6 +111,17 @@ def _subsample(relations: Relations, operation: Operation) -> None:
         relations.fix(value, "it is no channel, but a place of the image", 2, 3)
 
 
+@relates(Pad)
+def _pad(relations: Relations, operation: Operation) -> None:
+    x, y = operation.inputs[0], operation.outputs[0]
+    for dim, around in enumerate(operation.attributes["widths"]):
+        if tuple(around) == (0, 0):
+            relations.link(x, dim, y, dim)
+        else:
+            for value in (x, y):
+                relations.fix(value, f"{operation.path or operation.name} pads them", dim)
+
+
 @relates(Mean, Sum, Extremum, Variance, LogSumExp)
 def _reduction(relations: Relations, operation: Operation) -> None:
     """What is reduced over stays: a mean over fewer is another."""
@@ -125,7 +137,8 @@ def _reduction(relations: Relations, operation: Operation) -> None:
 
 @relates(Embedding)
 def _embedding(relations: Relations, operation: Operation) -> None:
-    weight, y = next(x for x in operation.inputs if isinstance(x, Value) and x.name), operation.outputs[0]
+    """A table may be computed, as that of distances in a text is."""
+    weight, y = operation.inputs[1], operation.outputs[0]
     relations.link(weight, 1, y, -1)
     relations.fix(weight, "it is the table's number of rows", 0)
 
@@ -153,6 +166,8 @@ def _transpose(relations: Relations, operation: Operation) -> None:
 def _reshape(relations: Relations, operation: Operation) -> None:
     """Dims that become one: the first of them has its channels in runs. Dims in which other dims begin in the middle stay."""
     x, y = operation.inputs[0], operation.outputs[0]
+    if x.name and x.shape[:1] == y.shape[:1]:
+        relations.reshaped[y] = x
     for before, after in _runs(x.shape, y.shape):
         if len(before) == 1:
             _merged(relations, y, after, x, before[0])
