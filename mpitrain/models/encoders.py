@@ -59,9 +59,9 @@ class Embed(nn.Module):
         return ops.concatenate([x, (plain == self.padding)[..., None].astype(x.dtype)], dim=-1)
 
     def parts(self, plain: Any, xp: Any) -> Any:
-        """0 for a token of the first part, 1 for one of the second; padding is of the first."""
+        """0 for a token of the first part, 1 for one of the second (B, L), or (1, 1) of all; padding is of the first."""
         if self.separator is None:
-            return xp.zeros(plain.shape, np.int64)
+            return xp.zeros((1, 1), np.int64)
         ends = plain == self.separator
         second = ends.cumsum(axis=1) - ends > 0
         return (second if self.padding is None else second & (plain != self.padding)).astype(np.int64)
