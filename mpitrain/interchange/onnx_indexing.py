@@ -116,6 +116,22 @@ def compare(graph: Graph, step: Step) -> str:
     return str(graph.add("Not", graph.add("Equal", *inputs)) if test == "ne" else graph.add(TESTS[test], *inputs))
 
 
+LOGIC = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor", "logical_not": "Not"}
+
+
+@rule(*LOGIC)
+def logic(graph: Graph, step: Step) -> str:
+    """A number is true where it is not 0: what Cast to bool says."""
+    inputs = [graph.add("Cast", graph.input(step, i), to=9) for i in range(len(step.one.inputs))]
+    return str(graph.add(LOGIC[step.name], *inputs))
+
+
+@rule("CumSum")
+def cumulative(graph: Graph, step: Step) -> str:
+    reverse = int(step.attributes.get("back", False))
+    return str(graph.add("CumSum", graph.input(step, 0), graph.constant(step.attributes["dim"]), reverse=reverse))
+
+
 @rule("ToFloat32", "ToFloat64", "ToWhole")
 def cast(graph: Graph, step: Step) -> str:
     return str(graph.add("Cast", graph.input(step, 0), to=graph.helper.np_dtype_to_tensor_dtype(step.one.outputs[0].dtype)))

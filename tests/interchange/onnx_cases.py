@@ -6,6 +6,7 @@ from typing import Any
 
 GPT = {"layers": 2, "heads": 4, "width": 32, "block": 12, "vocabulary": 19}
 LLAMA = {**GPT, "hidden": 24}
+T5 = {**GPT, "head_width": 4, "width": 8, "hidden": 8, "source": 5}
 
 CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], bool]] = {
     "mlp": ("mlp", {"inputs": 12, "hidden": [8, 8], "outputs": 3, "activation": "gelu"}, (12,), False),
@@ -45,8 +46,8 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], bool]] = {
     "llama": ("llama", LLAMA, (), False), "llama of few keys": ("llama", {**LLAMA, "key_heads": 2, "tied": True}, (), False),
     **{f"{name} {head}": (name, {**GPT, "hidden": 24, "head": head, **({"classes": 3} if head == "classes" else {})}, (), False)
        for name in ("bert", "distilbert") for head in ("masked", "pooled", "classes", "none")},
-    "t5": ("t5", {"layers": 2, "heads": 2, "width": 8, "head_width": 4, "hidden": 8, "source": 5, "block": 12, "vocabulary": 19},
-           (12,), True)}
+    "padded bert": ("bert", {**GPT, "hidden": 24, "padding": 0, "separator": 3, "head": "pooled"}, (), False),
+    "t5": ("t5", T5, (12,), True), "padded t5": ("t5", {**T5, "padding": 0, "tied": False}, (12,), True)}
 SLOW = ("resnet56", "resnet34", "resnet101", "resnet152", "vgg16", "mobilenet_v2", "mobilenet_v3_large", "mnasnet",
         "efficientnet_b0")
 TOKENS = ("gpt", "llama", "bert", "distilbert", "t5")
@@ -57,5 +58,4 @@ PRESETS = {"gpt2": "gpt", "gpt2_medium": "gpt", "gpt2_large": "gpt", "gpt2_xl": 
 REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
     "fno": ({"width": 4, "modes": [2, 2], "layers": 1, "hidden": 4}, (1, 8, 8),
             'the operation HalfTransform, in "layer0.spectral", has no rule'),
-    "bert": ({**GPT, "padding": 0}, (), 'Where in "embed.token" has an array of shape .*depends on the batch or the length'),
     "t5": ({**GPT, "source": 4}, (), 'in "decoder0.attention" has a size of .*, or give the one length .*--input LENGTH')}
