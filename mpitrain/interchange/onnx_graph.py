@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import no_grad
+from mpitrain.autograd import Tensor, no_grad
 from mpitrain.autograd.record import Operation, Value, record
 from mpitrain.errors import GraphError, UsageError
 from mpitrain.nn import Module
+from mpitrain.ops.creation import clone
 from mpitrain.registry import Registry
 
 Array = np.ndarray[Any, Any]
@@ -23,6 +24,15 @@ RULES: Registry[Rule] = Registry("operation of ONNX export")
 """By the name of a Function: what adds its nodes, and returns the names of its outputs. `onnx_rules.py` has them."""
 OPSET = 17                                        # LayerNormalization came with it
 BATCH, LENGTH = "batch", "length"
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Registers a rule for Functions of these names."""
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES.register(name)(function)
+        return function
+    return register
 
 
 class Step:
@@ -42,10 +52,11 @@ class Step:
 
 
 class Graph:
-    """Nodes, initialisers, inputs and outputs by name; `sizes` are the symbolic dims with their values in both recordings."""
+    """Nodes, initialisers, inputs and outputs by name; `sizes` are the symbolic dims with their values in both recordings.
+    `whole`: the second one is of the longest sequence that the model takes."""
 
-    def __init__(self, helper: Any, sizes: Mapping[str, tuple[int, int]], cache: bool):
-        self.helper, self.sizes, self.cache = helper, sizes, cache
+    def __init__(self, helper: Any, sizes: Mapping[str, tuple[int, int]], cache: bool, whole: bool):
+        self.helper, self.sizes, self.cache, self.whole = helper, sizes, cache, whole
         self.nodes: list[Any] = []
         self.weights: dict[str, Array] = {}
         self.extra_inputs: list[tuple[str, Any, list[Any]]] = []
@@ -83,7 +94,7 @@ class Graph:
         if not isinstance(value, Value):
             dtype = next((v.dtype for v in step.one.inputs if isinstance(v, Value)), np.dtype("float32"))
             if value != other:
-                raise _depends(step, f"the number {value}")
+                raise depends(self, step, f"the number {value}")
             return self.constant(value, dtype)
         if value.number not in self.names:
             self.names[value.number] = self._given(step, value, other)
@@ -106,7 +117,24 @@ class Graph:
                 stop = self.add("Add", start, stop) if self.cache else stop
                 self.ranges[start] = self.add("Range", start, stop, self.constant(1))
             return self.ranges[start]
-        raise _depends(step, f"an array of shape {list(array.shape)}")
+        if (axis := self._along(array, again)) is not None:
+            if not self.whole:
+                raise NeedsWhole
+            size = self.size(step, (array.shape[axis], again.shape[axis]))
+            start = self.add("Unsqueeze", self.past(), self.constant([0])) if self.cache else self.constant([0])
+            stop = self.add("Add", start, size) if self.cache else size
+            return str(self.add("Slice", self.constant(again, again.dtype), start, stop, self.constant([axis])))
+        raise depends(self, step, f"an array of shape {list(array.shape)}")
+
+    def _along(self, array: Array, again: Array) -> int | None:
+        """The dim of a table's positions: the one along which the shorter sequence has the first rows of the longer one's."""
+        differ = [d for d, pair in enumerate(zip(array.shape, again.shape)) if pair[0] != pair[1]]
+        if array.ndim != again.ndim or array.dtype != again.dtype or len(differ) != 1:
+            return None
+        axis = differ[0]
+        pair = (array.shape[axis], again.shape[axis])
+        first = again.take(range(pair[0]), axis) if pair[0] < pair[1] and self.sizes.get(LENGTH) == pair else None
+        return None if first is None or first.tobytes() != array.tobytes() else axis
 
     def past(self) -> str:
         """The number of tokens before these, whose keys and values come in; a number without dims."""
@@ -132,36 +160,41 @@ class Graph:
                 axis = list(self.sizes).index(symbol)
                 self.ranges[key] = self.add("Shape", INPUT, start=axis, end=axis + 1)
             return self.ranges[key]
-        raise _depends(step, f"a size of {pair[0]} and {pair[1]}")
+        raise depends(self, step, f"a size of {pair[0]} and {pair[1]}")
 
 
 INPUT = "input"
 
 
-def _depends(step: Step, what: str) -> GraphError:
+class NeedsWhole(Exception):
+    """A table of positions, of which shorter sequences see the first rows, and nobody has recorded the longest sequence."""
+
+
+def depends(graph: Graph, step: Step, what: str) -> GraphError:
+    """The error for what cannot be symbolic."""
+    other = ", or give the one length that the graph is for, --input LENGTH" if LENGTH in graph.sizes else ""
     return GraphError(f'ONNX: {step.name} in "{step.path}" has {what}, which depends on the batch or the length in a way that '
-                      "the graph cannot have; write that part of the model without it")
+                      f"the graph cannot have; write that part of the model without it{other}")
 
 
-def traced(model: Module, samples: Sequence[Array], helper: Any, sizes: Mapping[str, tuple[int, int]], cache: bool
-           ) -> tuple[Graph, str, list[int | str]]:
+def traced(model: Module, samples: Sequence[Array], helper: Any, sizes: Mapping[str, tuple[int, int]], cache: bool,
+           whole: bool) -> tuple[Graph, str, list[int | str]]:
     """(graph, the name of the model's output, its dims). UsageError for an operation without a rule, which it names."""
     recordings, results = [], []
     for sample in samples:
         with no_grad(), record() as operations:
-            results.append(model(sample))
+            results.append(clone(model(Tensor(sample))))          # the last operation gives the output
         recordings.append(operations)
-    graph = Graph(helper, sizes, cache)
+    graph = Graph(helper, sizes, cache, whole)
     first, second = recordings
     if [op.name for op in first] != [op.name for op in second]:
         raise GraphError("ONNX: the model computes other operations for other batches or lengths, so it has no one graph")
-    for value in first[0].inputs if first else ():
-        if isinstance(value, Value) and value.array is samples[0]:
-            graph.names[value.number] = INPUT
-    for step in map(Step, first, second):
-        if step.name not in RULES:
-            raise UsageError(f'ONNX: the operation {step.name}, in "{step.path}", has no rule; write one, and register it in '
+    for op in first:
+        if op.name not in RULES:
+            raise UsageError(f'ONNX: the operation {op.name}, in "{op.path}", has no rule; write one, and register it in '
                              "mpitrain.interchange.onnx_graph.RULES (docs/interchange.md)")
+        graph.names |= {value.number: INPUT for value in op.inputs if isinstance(value, Value) and value.array is samples[0]}
+    for step in map(Step, first, second):
         names = RULES[step.name](graph, step)
         for value, name in zip(step.one.outputs, [names] if isinstance(names, str) else names, strict=True):
             graph.names[value.number] = name

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from mpitrain.interchange.onnx_graph import RULES, Graph, Step
+from mpitrain.interchange.onnx_graph import Graph, Step, rule
 
 
-@RULES.register("Hardtanh")
+@rule("Hardtanh")
 def hardtanh(graph: Graph, step: Step) -> str:
     dtype = step.one.outputs[0].dtype
     low, high = (graph.constant(step.attributes[name], dtype) for name in ("low", "high"))
     return str(graph.add("Clip", graph.input(step, 0), low, high))
 
 
-@RULES.register("Hardsigmoid")
+@rule("Hardsigmoid")
 def hardsigmoid(graph: Graph, step: Step) -> str:
     return str(graph.add("HardSigmoid", graph.input(step, 0), alpha=1 / 6, beta=0.5))
 
 
-@RULES.register("Hardswish")
+@rule("Hardswish")
 def hardswish(graph: Graph, step: Step) -> str:
     return str(graph.add("HardSwish", graph.input(step, 0)))
 
 
-@RULES.register("Mean")
+@rule("Mean")
 def mean(graph: Graph, step: Step) -> str:
     dim, n = step.attributes["dim"], len(step.shape(0))
     dims = range(n) if dim is None else [dim] if isinstance(dim, int) else dim
@@ -30,7 +30,7 @@ def mean(graph: Graph, step: Step) -> str:
     return str(graph.add("ReduceMean", graph.input(step, 0), axes=[d % n for d in dims], keepdims=keepdims))
 
 
-@RULES.register("Split")
+@rule("Split")
 def split(graph: Graph, step: Step) -> list[str]:
     """By slices: parts whose sizes are one number each in all recordings."""
     x, found, start = graph.input(step, 0), [], 0

@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mpitrain.errors import UsageError
-from mpitrain.interchange import onnx_lowbit, onnx_mobile  # noqa: F401  (their rules)
-from mpitrain.interchange.onnx_graph import RULES, Graph, Rule, Step
+from mpitrain.interchange import onnx_indexing, onnx_lowbit, onnx_mobile, onnx_sequences  # noqa: F401  (their rules)
+from mpitrain.interchange.onnx_graph import Graph, Step, rule
 from mpitrain.kernels.pointwise import SQRT_HALF, TANH_CUBIC, TANH_SCALE
 from mpitrain.kernels.pool import Side
-
-
-def rule(*names: str) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        for name in names:
-            RULES.register(name)(function)
-        return function
-    return register
-
 
 PLAIN = {"Add": "Add", "Subtract": "Sub", "Multiply": "Mul", "Divide": "Div", "Power": "Pow", "MatMul": "MatMul",
          "Negative": "Neg", "Absolute": "Abs", "Exp": "Exp", "Log": "Log", "Sqrt": "Sqrt"}
@@ -114,6 +103,17 @@ def conv2d(graph: Graph, step: Step) -> str:
                          dilations=list(window.dilation), group=step.attributes["groups"]))
 
 
+@rule("ConvTranspose2d")
+def conv_transpose2d(graph: Graph, step: Step) -> str:
+    window, bias = step.attributes["window"], graph.input(step, 2)
+    sides = zip(step.shape(0)[2:], window.kernel, window.stride, window.padding, window.dilation)
+    sizes = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, k, s, p, d in sides]
+    return str(graph.add("ConvTranspose", graph.input(step, 0), graph.input(step, 1), *([bias] if bias else []),
+                         kernel_shape=list(window.kernel), strides=list(window.stride), pads=[*window.padding] * 2,
+                         dilations=list(window.dilation), group=step.attributes["groups"],
+                         output_padding=[size - least for size, least in zip(step.attributes["size"], sizes)]))
+
+
 @rule("FixedNorm")
 def fixed_norm(graph: Graph, step: Step) -> str:
     channels = step.shape(0)[1]
@@ -197,44 +197,3 @@ def subsample(graph: Graph, step: Step) -> str:
                   graph.constant([stride, stride]))
     before, after = step.attributes["before"], step.attributes["after"]
     return str(graph.add("Pad", x, graph.constant([0, before, 0, 0, 0, after, 0, 0])) if before or after else x)
-
-
-@rule("SelfAttention")
-def self_attention(graph: Graph, step: Step) -> str:
-    """softmax(q k' / sqrt(D)) v of heads; with a cache, keys and values of earlier tokens come before those of these."""
-    heads, dtype = step.attributes["heads"], dtype_of(step)
-    width = step.shape(0)[2] // 3 // heads
-    x = graph.add("Reshape", graph.input(step, 0), graph.constant([0, 0, 3, heads, width]))
-    x = graph.add("Transpose", x, perm=[2, 0, 3, 1, 4])                                # (3, B, H, L, D)
-    q, k, v = (graph.add("Gather", x, graph.constant(i), axis=0) for i in range(3))
-    if graph.cache:
-        k, v = cached(graph, k, v, [heads, width], dtype)
-    q = graph.add("Mul", q, graph.constant(step.attributes["scale"], dtype))
-    scores = graph.add("MatMul", q, graph.add("Transpose", k, perm=[0, 1, 3, 2]))
-    if step.attributes["causal"]:
-        scores = graph.add("Where", causal(graph, q, k), scores, graph.constant(-math.inf, dtype))
-    y = graph.add("Transpose", graph.add("MatMul", graph.add("Softmax", scores, axis=-1), v), perm=[0, 2, 1, 3])
-    return str(graph.add("Reshape", y, graph.constant([0, 0, heads * width])))
-
-
-def cached(graph: Graph, k: str, v: str, sizes: list[int], dtype: Any) -> list[str]:
-    """Keys and values of all tokens so far (B, H, earlier + L, D): inputs and outputs of the graph, by layer."""
-    layer, found = len(graph.extra_inputs) // 2, []
-    for name, new in (("key", k), ("value", v)):
-        heads, width = sizes
-        graph.extra_inputs.append((f"past_key_values.{layer}.{name}", dtype, ["batch", heads, "past", width]))
-        graph.nodes.append(graph.helper.make_node("Concat", [f"past_key_values.{layer}.{name}", new],
-                                                  [f"present.{layer}.{name}"], axis=2, name=f"present_{layer}_{name}"))
-        graph.extra_outputs.append((f"present.{layer}.{name}", dtype, ["batch", heads, "total", width]))
-        found.append(f"present.{layer}.{name}")
-    return found
-
-
-def causal(graph: Graph, q: str, k: str) -> str:
-    """(L, earlier + L), True where a token sees another one; made once for all layers."""
-    if "causal" not in graph.ranges:
-        shape = graph.add("Concat", graph.add("Shape", q, start=2, end=3), graph.add("Shape", k, start=2, end=3), axis=0)
-        ones = graph.add("ConstantOfShape", shape, value=graph.helper.make_tensor("one", 7, [1], [1]))
-        lower = graph.add("Trilu", ones, *([graph.past()] if graph.cache else []), upper=0)
-        graph.ranges["causal"] = graph.add("Cast", lower, to=9)
-    return graph.ranges["causal"]

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd.mode import no_grad
-from mpitrain.errors import UsageError
+from mpitrain.errors import GraphError, ShapeError, UsageError
 from mpitrain.interchange import onnx_rules  # noqa: F401  (fills RULES)
 from mpitrain.interchange.exporting import ABOUT, DATA, Tell, Wanted, describe, say_transforms
 from mpitrain.interchange.onnx_file import package
-from mpitrain.interchange.onnx_graph import BATCH, INPUT, LENGTH, OPSET, Array, Graph, traced
+from mpitrain.interchange.onnx_graph import BATCH, INPUT, LENGTH, OPSET, Array, Graph, NeedsWhole, traced
 from mpitrain.interchange.onnx_lowbit import MICROSOFT
 from mpitrain.interchange.tensors import publish, refuse_existing
-from mpitrain.models.transformer import Embed
 from mpitrain.nn import Embedding, Module
 from mpitrain.nn.basic import Check, Flatten
 from mpitrain.nn.lowbit import LowBitEmbedding
@@ -46,7 +45,11 @@ def export_onnx(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
         raise UsageError(f'--cache is for models of tokens with attention, and "{saved.config.model.name}" is none; leave it out')
     if saved.config.train.precision == "bfloat16":
         tell("products are of float32 numbers in the graph; the run rounds what it multiplies to bfloat16")
-    graph, output, dims = traced(model, samples, onnx.helper, sizes, wanted.cache)
+    try:
+        graph, output, dims = traced(model, samples, onnx.helper, sizes, wanted.cache, whole=False)
+    except NeedsWhole:
+        samples, sizes = _samples(model, wanted, whole=True)
+        graph, output, dims = traced(model, samples, onnx.helper, sizes, wanted.cache, whole=True)
     if wanted.cache and not graph.extra_inputs:
         raise UsageError(f'--cache: "{saved.config.model.name}" has no attention with keys and values to keep; leave it out')
     made, data = _proto(onnx, graph, output, dims, samples[0], sizes, saved, wanted)
@@ -60,17 +63,11 @@ def export_onnx(saved: SavedModel, wanted: Wanted, tell: Tell) -> None:
          f"{sum(array.nbytes for array in graph.weights.values()):,} bytes of weights{' in a file beside it' if data else ''}")
 
 
-def _samples(model: Module, wanted: Wanted) -> tuple[list[Array], dict[str, tuple[int, int]]]:
-    """Two inputs that differ in all symbolic dims, and those dims."""
+def _samples(model: Module, wanted: Wanted, whole: bool = False) -> tuple[list[Array], dict[str, tuple[int, int]]]:
+    """Two inputs that differ in all symbolic dims, and those dims; `whole`: the second has the longest sequence of all."""
     modules = [module for _, module in model.named_modules()]
     if isinstance(first := next((m for m in modules if isinstance(m, (*TABLES, Check, Flatten))), None), TABLES):
-        block = next((module.block for module in modules if isinstance(module, Embed)), LENGTHS[1])
-        lengths = (min(LENGTHS[0], max(block - 1, 1)), min(LENGTHS[1], block))
-        if lengths[0] in BATCHES:
-            lengths = (min(4, block), min(lengths[1], block))
-        samples = [np.zeros((b, n), np.int64) for b, n in zip(BATCHES, lengths)]
-        sizes = {BATCH: BATCHES, **({LENGTH: lengths} if lengths[0] != lengths[1] else {})}
-        return samples, sizes
+        return _tokens(model, modules, wanted, whole)
     shape = wanted.shape
     if not shape and isinstance(first, Flatten) and first.inputs is not None:
         shape = (first.inputs,)
@@ -83,6 +80,30 @@ def _samples(model: Module, wanted: Wanted) -> tuple[list[Array], dict[str, tupl
     with no_grad():
         model(samples[0])                         # a wrong shape is the model's to refuse
     return samples, {BATCH: BATCHES}
+
+
+def _tokens(model: Module, modules: list[Module], wanted: Wanted, whole: bool
+            ) -> tuple[list[Array], dict[str, tuple[int, int]]]:
+    """The same for a model that takes numbers of tokens: of all lengths, unless one is asked for."""
+    if wanted.shape:
+        return [np.zeros((b, *wanted.shape), np.int64) for b in BATCHES], {BATCH: BATCHES}
+    blocks = (getattr(module, "block", None) for module in modules)
+    block = next((found for found in blocks if isinstance(found, int)), 0)
+    if whole and not block:
+        raise GraphError("ONNX: the model has a table of positions, and does not say how many there are; give the length "
+                         "that the graph is for, --input LENGTH")
+    block = block or LENGTHS[1]
+    lengths = (min(LENGTHS[0], max(block - 1, 1)), block if whole else min(LENGTHS[1], block))
+    if lengths[0] in BATCHES:
+        lengths = (min(4, block), lengths[1])
+    samples = [np.zeros((b, n), np.int64) for b, n in zip(BATCHES, lengths)]
+    try:
+        with no_grad():
+            model(samples[0])
+    except ShapeError as error:
+        raise UsageError(f"the model does not take sequences of {lengths[0]} tokens ({error}); give the one length that the "
+                         "graph is for, --input LENGTH") from None
+    return samples, {BATCH: BATCHES, **({LENGTH: lengths} if lengths[0] != lengths[1] else {})}
 
 
 def _floats(model: Module) -> Any:

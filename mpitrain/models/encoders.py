@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 
 from mpitrain import nn, ops
-from mpitrain.autograd import Tensor
-from mpitrain.backend import array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.models.registry import each_block, require_positive, require_sizes, require_token
 from mpitrain.nn import init
@@ -48,23 +46,25 @@ class Embed(nn.Module):
         if len(shape) != 2 or shape[1] > self.block:
             raise ShapeError(f"the model expects token numbers of shape (batch, at most {self.block}), got {shape}; set "
                              "model.block to the length of the samples")
-        plain = tokens.array if isinstance(tokens, Tensor) else tokens
-        xp = array_module(plain)
+        xp = self.token.weight.xp
         x = self.token(tokens) + self.position(xp.asarray(self.positions(shape[1])))
         if self.type is not None:
-            x = x + self.type(self.parts(plain, xp))
+            x = x + self.type(self.parts(tokens, xp))
         x = self.dropout(self.norm(x))
         if self.padding is None:
             return x
-        return ops.concatenate([x, (plain == self.padding)[..., None].astype(x.dtype)], dim=-1)
+        away = ops.expand_dims(ops.equal(tokens, self.padding), -1)
+        return ops.concatenate([x, ops.astype(away, x.dtype)], dim=-1)
 
-    def parts(self, plain: Any, xp: Any) -> Any:
-        """0 for a token of the first part, 1 for one of the second; padding is of the first."""
+    def parts(self, tokens: Any, xp: Any) -> Any:
+        """0 for a token of the first part, 1 for one of the second (B, L), or (1, 1) of all; padding is of the first."""
         if self.separator is None:
-            return xp.zeros(plain.shape, np.int64)
-        ends = plain == self.separator
-        second = ends.cumsum(axis=1) - ends > 0
-        return (second if self.padding is None else second & (plain != self.padding)).astype(np.int64)
+            return xp.zeros((1, 1), np.int64)
+        ends = ops.astype(ops.equal(tokens, self.separator), "int64")
+        second = ops.greater(ops.cumsum(ends, 1) - ends, 0)
+        if self.padding is not None:
+            second = ops.logical_and(second, ops.not_equal(tokens, self.padding))
+        return ops.astype(second, "int64")
 
 
 class Block(nn.Module):
@@ -87,7 +87,7 @@ class Block(nn.Module):
     def forward(self, x: Any) -> Any:
         if not self.padded:
             return self.run(x, None)
-        hidden = x.array[..., -1] != 0
+        hidden = ops.not_equal(x[..., -1], 0)
         return ops.concatenate([self.run(x[..., :-1], hidden), x[..., -1:]], dim=-1)
 
     def run(self, x: Any, hidden: Any) -> Any:

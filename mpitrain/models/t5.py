@@ -81,7 +81,7 @@ class Attention(nn.Module):
         q, k, v = (self._headed(part) for part in (self.query(x), self.key(keys), self.value(keys)))
         mask = self._bias(x)
         if hidden is not None:
-            away = x.xp.where(hidden, -math.inf, 0.0)[:, None, None, :].astype(x.dtype)
+            away = ops.astype(ops.where(hidden[:, None, None, :], -math.inf, 0.0), x.dtype)
             mask = away if mask is None else mask + away
         self.dropout.part = self.query.weight.offset[0] // q.shape[1] // self.head_width
         if self.dropout.drops:
@@ -119,8 +119,8 @@ class Embed(nn.Module):
         x = self.dropout(self.token(tokens))
         if self.padding is None:
             return x
-        plain = tokens.array if isinstance(tokens, Tensor) else tokens
-        return ops.concatenate([x, (plain == self.padding)[..., None].astype(x.dtype)], dim=-1)
+        away = ops.expand_dims(ops.equal(tokens, self.padding), -1)
+        return ops.concatenate([x, ops.astype(away, x.dtype)], dim=-1)
 
 
 class _Part(nn.Module):
@@ -133,7 +133,7 @@ class _Part(nn.Module):
 
     def forward(self, state: Any) -> Any:
         width = state.shape[2] - self.padded
-        hidden = state.array[:, :self.source, -1] != 0 if self.padded else None
+        hidden = ops.not_equal(state[:, :self.source, -1], 0) if self.padded else None
         source, answer = state[:, :self.source], state[:, self.source:]
         mine = answer if self.decodes else source
         changed = self.run(mine[..., :width] if self.padded else mine, source[..., :width] if self.padded else source, hidden)

@@ -93,7 +93,7 @@ class Embedding(Module):
             values = self.scaled(values, xp)
             rows = rows + (values - rows.array)
         if padding_idx is not None:
-            rows = ops.where((plain == padding_idx)[..., None], values, rows)
+            rows = ops.where(ops.expand_dims(ops.equal(plain, padding_idx), -1), values, rows)
         return rows
 
     def scaled(self, values: Array, xp: Any) -> Array:

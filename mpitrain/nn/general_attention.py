@@ -107,8 +107,7 @@ def _scores_mask(layer: Any, x: Any, keys: Any, mask: Any, padding: Any, heads: 
     xp = layer.out.weight.xp
     parts = [] if mask is None else [_plain(layer.here(mask, heads))]
     if padding is not None:
-        padding = _plain(padding)
-        parts.append((~padding if padding.dtype == bool else padding)[:, None, None, :])
+        parts.append((ops.logical_not(padding) if padding.dtype == bool else padding)[:, None, None, :])
     if layer.alibi:
         first = layer.dropout.part * heads
         slopes = np.array(alibi_slopes(layer.heads)[first:first + heads])
@@ -119,12 +118,12 @@ def _scores_mask(layer: Any, x: Any, keys: Any, mask: Any, padding: Any, heads: 
     if all(part.dtype == bool for part in parts):
         together = parts[0]
         for part in parts[1:]:
-            together = together & part
+            together = ops.logical_and(together, part)
         return together
     total: Any = None
     for part in parts:
         if part.dtype == bool:
-            part = xp.where(part, 0.0, -math.inf).astype(layer.out.weight.dtype)
+            part = xp.where(_plain(part), 0.0, -math.inf).astype(layer.out.weight.dtype)
         total = part if total is None else ops.add(total, part)
     return total
 
@@ -137,6 +136,7 @@ def _plain(mask: Any) -> Any:
 def _opened(layer: Any, mask: Any, causal: bool, length: int, keys: int, extra: int, like: Tensor) -> Any:
     """The mask with columns for the added keys, at which everybody may look."""
     xp = like.xp
+    mask = mask if mask is None else _plain(mask)
     if causal:
         allowed = xp.tri(length, keys, dtype=bool)
         if mask is None:

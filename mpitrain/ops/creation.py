@@ -72,6 +72,17 @@ class ToComplex128(ToComplex64):
     result_dtype = np.dtype("complex128")
 
 
+class ToWhole(Function):
+    """Integers or booleans of numbers, or numbers that no operation takes: no gradient flows through it."""
+
+    complex_inputs = "own"
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, dtype: Any) -> Array:
+        with np.errstate(invalid="ignore"):       # NaN as an integer is whatever the machine makes of it
+            return x.astype(dtype)
+
+
 CASTS = {kind.result_dtype.name: kind for kind in (ToFloat32, ToFloat64, ToComplex64, ToComplex128)}
 
 
@@ -106,8 +117,7 @@ def astype(x: Any, dtype: Any) -> Tensor:
         return CASTS[wanted.name].apply(x)
     if x.dtype.kind == "c" and wanted != "bool":
         raise ShapeError(f"astype: {x.dtype} to {wanted} would lose the imaginary part; convert x.real, or ops.real(x)")
-    with np.errstate(invalid="ignore"):           # NaN as an integer is whatever the machine makes of it
-        return Tensor(x.array.astype(wanted))
+    return ToWhole.apply(x.array, dtype=wanted)
 
 
 def clone(x: Any) -> Tensor:

@@ -17,9 +17,8 @@ from mpitrain.train.build.model import make_model
 
 onnx = pytest.importorskip("onnx", reason="needs onnx (pip install mpitrain[onnx])")
 runtime = pytest.importorskip("onnxruntime", reason="needs onnxruntime (pip install mpitrain[bench])")
+from onnx_cases import CASES, GPT, LLAMA, PRESETS, REFUSED, SLOW, TOKENS  # noqa: E402
 from saved_models import fresh, outputs  # noqa: E402
-
-GPT = {"layers": 2, "heads": 4, "width": 32, "block": 12, "vocabulary": 19}
 
 
 def session(path: Path) -> Any:
@@ -32,21 +31,13 @@ def close(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert ours.shape == theirs.shape and np.abs(ours - theirs).max() <= 1e-5 * np.abs(ours).max()
 
 
-CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], bool]] = {
-    "mlp": ("mlp", {"inputs": 12, "hidden": [8, 8], "outputs": 3, "activation": "gelu"}, (12,), False),
-    "mlp of images": ("mlp", {"inputs": 12, "hidden": [8], "outputs": 3, "activation": "tanh"}, (2, 6), True),
-    "lenet": ("lenet", {}, (1, 28, 28), False), "resnet20": ("resnet20", {"channels": 1}, (1, 32, 32), True),
-    "resnet32": ("resnet32", {}, (3, 32, 32), True), "resnet56": ("resnet56", {"norm": "sync"}, (3, 16, 24), True),
-    "resnet18": ("resnet18", {"classes": 5}, (3, 64, 65), True), "resnet34": ("resnet34", {"classes": 5}, (3, 64, 64), True),
-    "resnet50": ("resnet50", {"classes": 5}, (3, 64, 64), True),
-    **{name: (name, {"classes": 5, "width": 0.1}, (3, 64, 64), True) for name in (
-        "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "mnasnet", "efficientnet_b0")},
-    "shufflenet_v2": ("shufflenet_v2", {"classes": 5, "width": 0.5}, (3, 64, 64), True),
-    "convnext_tiny": ("convnext_tiny", {"widths": [8, 8, 8, 8], "blocks": [1, 1, 1, 1], "scale": 0.5}, (3, 64, 64), True),
-    "gpt": ("gpt", GPT, (), False), "cut gpt": ("gpt", {**GPT, "heads": [2, 3], "head_width": 8, "hidden": [40, 24]}, (), False),
-    "gpt2": ("gpt", {**GPT, "bias": True, "activation": "gelu_tanh", "tied": False}, (), False)}
-SLOW = ("resnet32", "resnet56", "resnet18", "resnet34", "resnet50", "mobilenet_v2", "mobilenet_v3_large", "mnasnet",
-        "efficientnet_b0")
+def inputs(name: str, keys: dict[str, Any], shape: tuple[int, ...], rows: int, length: int, rng: Any) -> np.ndarray:
+    if name in TOKENS:
+        return rng.integers(0, 19, (rows, *(shape or (length,))))
+    x = rng.standard_normal((rows, *shape)).astype("f4")
+    for place, count in enumerate(keys.get("categories", ()), keys.get("numeric", 0)):
+        x[:, place] = rng.integers(0, count, rows)
+    return x
 
 
 @pytest.mark.parametrize("case", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in CASES])
@@ -57,24 +48,14 @@ def test_onnxruntime_gives_the_models_outputs(tmp_path: Path, case: str) -> None
     onnx.checker.check_model(str(tmp_path / "m.onnx"), full_check=True)
     run = session(tmp_path / "m.onnx")
     for rows in (1, 2, 5):
-        for length in (1, 4, 12) if name == "gpt" else (0,):
-            x = rng.integers(0, 19, (rows, length)) if length else rng.standard_normal((rows, *shape)).astype("f4")
+        for length in (1, 4, 12) if name in TOKENS and not shape else (0,):
+            x = inputs(name, keys, shape, rows, length, rng)
             close(outputs(saved, x), run.run(None, {"input": x})[0])
 
 
-REFUSED: dict[str, tuple[dict[str, Any], tuple[int, ...], str]] = {
-    "lstm": ({"inputs": 2, "hidden": 3, "outputs": 1}, (5, 2), 'the operation LSTM, in "layer0.cells", has no rule'),
-    "gru": ({"inputs": 2, "hidden": 3, "outputs": 1}, (5, 2), 'the operation GRU, in "layer0.cells", has no rule'),
-    "tcn": ({"inputs": 2, "channels": [3], "outputs": 1}, (5, 2), 'the operation Pad, in "block0.conv1", has no rule'),
-    "fcn": ({"inputs": 2, "outputs": 2, "channels": [3, 3, 3]}, (9, 2), 'the operation Pad, in "block0.conv", has no rule'),
-    "inception_time": ({"inputs": 2, "outputs": 2, "filters": 2, "kernel": 8}, (9, 2), "the operation Pad, in .*, has no rule"),
-    "deepfm": ({"categories": [3, 2], "width": 2, "hidden": [3]}, (2,), "in a way that the graph cannot have"),
-    "ft_transformer": ({"numeric": 2, "outputs": 2, "width": 8}, (2,), "in a way that the graph cannot have"),
-    "graphsage": ({"inputs": 2, "outputs": 2, "samples": [2], "hidden": [3]}, (3, 2), "in a way that the graph cannot have")}
-
-
 def test_every_model_of_the_table_is_a_case_or_refused_by_name() -> None:
-    assert {name for name, *_ in CASES.values()} | set(REFUSED) == set(models.MODELS)
+    assert {name for name, *_ in CASES.values()} | set(REFUSED) | set(PRESETS) == set(models.__all__) - {"MODELS"}
+    assert not set(PRESETS) & {name for name, *_ in CASES.values()}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -84,9 +65,15 @@ def test_a_model_that_the_format_does_not_have_is_refused(tmp_path: Path, name: 
         export(fresh(name, **keys), Wanted(tmp_path / "m.onnx", shape=shape), lambda _: None)
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_with_a_cache_each_token_costs_one(tmp_path: Path, bias: bool) -> None:
-    saved = fresh("gpt", **GPT, bias=bias)
+WITH_CACHE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt": ("gpt", GPT), "gpt with biases": ("gpt", {**GPT, "bias": True}), "llama": ("llama", LLAMA),
+    "llama of few keys": ("llama", {**LLAMA, "key_heads": 2})}
+
+
+@pytest.mark.parametrize("case", WITH_CACHE)
+def test_with_a_cache_each_token_costs_one(tmp_path: Path, case: str) -> None:
+    name, keys = WITH_CACHE[case]
+    saved = fresh(name, **keys)
     export(saved, Wanted(tmp_path / "m.onnx", cache=True), lambda _: None)
     run, tokens = session(tmp_path / "m.onnx"), np.random.default_rng(1).integers(0, 19, (3, 12))
     wanted, names = outputs(saved, tokens), [one.name for one in run.get_inputs()]
@@ -123,14 +110,56 @@ def test_greedy_text_of_onnxruntime_with_a_cache_is_ours(tmp_path: Path, variant
         assert np.array_equal(texts, ours)
 
 
-def test_layers_without_a_rule_are_refused_by_name(tmp_path: Path) -> None:
-    plain = fresh("mlp", inputs=12, hidden=[8], outputs=3)
-    for layer, said in ((nn.LSTM(4, 4), "the operation LSTM, in "), (nn.GRU(4, 4), "the operation GRU, in "),
-                        (nn.MultiHeadAttention(8, 2, causal=True, rope=True), "the operation Slice, in .1.")):
-        model = nn.Sequential(nn.Embedding(19, 8 if "Multi" in type(layer).__name__ else 4), layer)
-        model.initialize(0)
+def with_layers(*layers: nn.Module) -> Any:
+    """A saved model of tokens that no name stands for."""
+    model = nn.Sequential(nn.Embedding(19, 8), *layers)
+    model.initialize(0)
+    return fresh("mlp", inputs=12, hidden=[8], outputs=3).made_into(model.eval().requires_grad_(False))
+
+
+class Outputs(nn.Module):
+    """Of a recurrent layer, its outputs alone."""
+
+    def __init__(self, layer: nn.Module):
+        self.layer = layer
+
+    def forward(self, x: Any) -> Any:
+        return self.layer(x)[0]
+
+
+LAYERS: dict[str, Any] = {
+    "LSTM": lambda: Outputs(nn.LSTM(8, 5, 2, bidirectional=True)), "GRU": lambda: Outputs(nn.GRU(8, 5, bias=False)),
+    "RNN": lambda: Outputs(nn.RNN(8, 5, nonlinearity="relu"))}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_recurrent_layers_take_tokens_of_all_lengths(tmp_path: Path, name: str) -> None:
+    saved = with_layers(LAYERS[name]())
+    export(saved, Wanted(tmp_path / "m.onnx"), lambda _: None)
+    run = session(tmp_path / "m.onnx")
+    for shape in ((1, 1), (2, 4), (5, 12)):
+        x = np.random.default_rng(0).integers(0, 19, shape)
+        close(outputs(saved, x), run.run(None, {"input": x})[0])
+
+
+def test_a_graph_of_one_length_where_others_cannot_be(tmp_path: Path) -> None:
+    """Turns of positions, of which a layer does not say how many there are."""
+    saved = with_layers(nn.MultiHeadAttention(8, 2, causal=True, rope=True))
+    with pytest.raises(GraphError, match="does not say how many there are; give the length .*--input LENGTH"):
+        export(saved, Wanted(tmp_path / "m.onnx"), lambda _: None)
+    export(saved, Wanted(tmp_path / "m.onnx", shape=(6,)), lambda _: None)
+    x = np.random.default_rng(0).integers(0, 19, (4, 6))
+    close(outputs(saved, x), session(tmp_path / "m.onnx").run(None, {"input": x})[0])
+
+
+def test_what_has_no_rule_is_refused_by_name(tmp_path: Path) -> None:
+    t5 = fresh("t5", layers=1, heads=2, width=8, head_width=4, hidden=8, source=9, block=12, vocabulary=19)
+    for saved, wanted, said in (
+            (with_layers(Outputs(nn.LSTM(8, 5, proj_size=2))), {}, 'LSTM in "1.layer" has a projection'),
+            (with_layers(nn.Softplus()), {}, 'the operation Softplus, in "1", has no rule'), (t5, {}, "--input LENGTH"),
+            (fresh("bert", **GPT), {"cache": True}, 'the attention in "block0.attention" looks at what comes later')):
         with pytest.raises(UsageError, match=said):
-            export(plain.made_into(model.eval().requires_grad_(False)), Wanted(tmp_path / "m.onnx"), lambda _: None)
+            export(saved, Wanted(tmp_path / "m.onnx", **wanted), lambda _: None)
 
 
 def test_float64_and_external_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
