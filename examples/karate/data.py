@@ -41,7 +41,9 @@ def main() -> int:
     graph, rng = club(), np.random.default_rng(0)
     neighbours = {node: sorted(graph[node]) for node in graph}
     side = np.array([CLUBS.index(graph.nodes[node]["club"]) for node in graph])
-    features = np.eye(len(graph), dtype=np.float32)          # nothing is known of a member but who it is
+    features = np.eye(len(graph), dtype=np.float32)          # nothing is known of a member but who it and its friends are
+    for node, friends in neighbours.items():
+        features[node, friends] = 1
     others = [node for node in graph if node not in LEADERS]
     for folder, nodes in (("train", LEADERS * 256), ("test", others * 16)):
         drawn = neighbourhoods(neighbours, nodes, rng)
