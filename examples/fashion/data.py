@@ -2,6 +2,7 @@
 
 import mpitrain
 from mpitrain.data import importers, packages
+from mpitrain.errors import DataError
 
 PACKAGE, FILES = "dataset-fashion-mnist", "usr/share/datasets/fashion-mnist/"
 
@@ -11,7 +12,10 @@ def main() -> int:
     for folder, part in (("train", "train"), ("test", "t10k")):
         images = packages.debian_file(PACKAGE, f"{FILES}{part}-images-idx3-ubyte.gz")
         labels = packages.debian_file(PACKAGE, f"{FILES}{part}-labels-idx1-ubyte.gz")
-        importers.import_idx(images.path, out.folder / folder, labels=labels.path, overwrite=out.overwrite)
+        try:
+            importers.import_idx(images.path, out.folder / folder, labels=labels.path, overwrite=out.overwrite)
+        except DataError as error:
+            raise DataError(f"{error.message}; {images.cure}", file=error.file) from None
     return 0
 
 

@@ -10,6 +10,21 @@ LEADERS = (0, 33)                # the instructor and the president: the only me
 CLUBS = ["Mr. Hi", "Officer"]
 
 
+def club():
+    """The graph; its members are 0 ... 33, and `club` of each is its side. It is the one of 78 friendships that is expected."""
+    file = packages.python_file("networkx", "3.6.1", "networkx/generators/social.py")      # which has the friendships in it
+    try:
+        from networkx.generators.social import karate_club_graph
+    except ImportError as error:
+        raise file.error(f"has no karate_club_graph: {error}") from None
+    graph = karate_club_graph()
+    sides = [graph.nodes[node].get("club") for node in graph]
+    if (list(graph), graph.number_of_edges()) != (list(range(34)), 78) or set(sides) != set(CLUBS):
+        raise file.error(f"expected 34 members, 78 friendships and the sides {', '.join(CLUBS)}, found {len(graph)}, "
+                         f"{graph.number_of_edges()} and {', '.join(sorted(map(str, set(sides))))}", dataset="club")
+    return graph
+
+
 def neighbourhoods(neighbours, nodes, rng):
     """(rows, 1 + 5 + 25): each node, 5 of its neighbours, and 5 neighbours of each of those; some twice where there are fewer."""
     level = np.asarray(nodes)[:, None]
@@ -23,12 +38,12 @@ def neighbourhoods(neighbours, nodes, rng):
 
 def main() -> int:
     out = packages.output_of(__file__, __doc__)
-    packages.python_package("networkx", "3.6.1")
-    from networkx import karate_club_graph
-    graph, rng = karate_club_graph(), np.random.default_rng(0)
+    graph, rng = club(), np.random.default_rng(0)
     neighbours = {node: sorted(graph[node]) for node in graph}
     side = np.array([CLUBS.index(graph.nodes[node]["club"]) for node in graph])
-    features = np.eye(len(graph), dtype=np.float32)          # nothing is known of a member but who it is
+    features = np.eye(len(graph), dtype=np.float32)          # nothing is known of a member but who it and its friends are
+    for node, friends in neighbours.items():
+        features[node, friends] = 1
     others = [node for node in graph if node not in LEADERS]
     for folder, nodes in (("train", LEADERS * 256), ("test", others * 16)):
         drawn = neighbourhoods(neighbours, nodes, rng)

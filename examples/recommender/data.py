@@ -6,15 +6,16 @@ import mpitrain
 from mpitrain.data import foreign, packages, write_shards
 
 PATH = "usr/lib/R/site-library/lme4/data/Rdata.rdb"
-COLUMNS = ("s", "d", "studage", "lectage", "service", "dept")        # student, lecturer, ages in semesters, other department's
-PENALTIES = (13.0, 5.3)                                              # residual variance / that of students, of lecturers
+# Student, lecturer, semesters that the student is enrolled and that the lecture lies back, for another department?, department.
+COLUMNS = ("s", "d", "studage", "lectage", "service", "dept")
+# Residual variance / that of students, of lecturers. Of half and of twice these, the test rows say RMSEs that are 0.002 larger.
+PENALTIES = (13.0, 5.3)
 
 
 def numbered(cells):
-    """The names of a column's levels as 0, 1, ..., in the order of the names as numbers."""
-    levels = sorted(set(cells), key=int)
-    places = {level: i for i, level in enumerate(levels)}
-    return np.array([places[cell] for cell in cells]), len(levels)
+    """(0, 1, ... for each cell, in the order of the numbers that name a column's levels; how many levels there are)."""
+    levels, places = np.unique(cells, return_inverse=True)
+    return places, len(levels)
 
 
 def two_effects(x, y, test, sweeps=30):
@@ -34,7 +35,7 @@ def main() -> int:
     out = packages.output_of(__file__, __doc__)
     file = packages.debian_file("r-cran-lme4", PATH)
     table = foreign.read_lazy_frame(file, "InstEval", [*COLUMNS, "y"])
-    found = [numbered(table[name].tolist()) for name in COLUMNS]
+    found = [numbered(foreign.numbers(file, name, table[name])) for name in COLUMNS]
     x, y = np.stack([column for column, _ in found], axis=1), foreign.numbers(file, "y", table["y"])
     test = np.random.default_rng(0).permutation(len(y)) % 10 == 0
     for folder, rows in (("train", ~test), ("test", test)):

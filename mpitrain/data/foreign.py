@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import math
 import warnings
 import zlib
@@ -35,12 +36,18 @@ def read_text(file: Packaged) -> str:
 
 def read_table(file: Packaged, columns: Sequence[str] | None = None) -> dict[str, list[str]]:
     """The columns of a CSV file by the names of its header line: all of them, or `columns`, of which each must be there."""
-    lines = [line for line in csv.reader(read_text(file).splitlines()) if line]
+    try:
+        lines = [line for line in csv.reader(io.StringIO(read_text(file), newline=""), strict=True) if line]
+    except csv.Error as error:
+        raise file.error(f"is not a table: {text_of(error)}") from None
     if len(lines) < 2:
         raise file.error("the table is empty")
     for row, cells in enumerate(lines[1:]):
         if len(cells) != len(lines[0]):
             raise file.error(f"{len(cells)} columns, but the header line has {len(lines[0])}", row=row)
+    for name in columns or lines[0]:
+        if lines[0].count(name) > 1:
+            raise file.error(f'{lines[0].count(name)} columns are named "{name}"', dataset=name)
     return pick(file, {name: [line[i] for line in lines[1:]] for i, name in enumerate(lines[0])}, columns)
 
 
@@ -60,7 +67,7 @@ def numbers(file: Packaged, column: str, cells: Sequence[str]) -> NDArray[np.flo
     for row, cell in enumerate(cells):
         try:
             values[row] = float(cell)
-        except ValueError:
+        except (TypeError, ValueError):            # a cell of a data frame may be None
             values[row] = math.nan
         if not math.isfinite(values[row]):
             raise file.error(f'"{cell}" in column "{column}" is not a finite number', dataset=column, row=row)
@@ -129,7 +136,8 @@ def read_series(file: Packaged) -> tuple[NDArray[np.float64], list[str]]:
     body = [i for i, line in enumerate(lines) if line.lower() == "@data"]
     if not body:
         raise file.error("has no line @data")
-    head = dict(line[1:].lower().split(None, 1) for line in lines[:body[0]] if line.startswith("@") and " " in line)
+    said = [line[1:].lower().split(None, 1) for line in lines[:body[0]] if line.startswith("@")]
+    head = dict(words for words in said if len(words) == 2)
     rows = [line.split(":") for line in lines[body[0] + 1:] if line and not line.startswith("#")]
     if not rows or any(len(row) != 2 or not row[1] for row in rows):
         bad = next((i for i, row in enumerate(rows) if len(row) != 2 or not row[1]), 0)

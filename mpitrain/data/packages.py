@@ -57,8 +57,10 @@ def python_file(name: str, version: str, path: str) -> Packaged:
     entry = next((file for file in package.files or () if file.as_posix() == path), None)
     if entry is None:
         raise DataError(f"{name} {package.version} has no file {path}, but {version} has; {_pip(name, version)}", dataset=path)
-    other = "" if package.version == version else f"{name} is {package.version}, and {version} was expected: "
-    found = Packaged(Path(str(entry.locate())), f"{other}{_pip(name, version, again=True)}")
+    cure = f"pip install --force-reinstall --no-deps {name}=={version}"
+    if package.version != version:
+        cure = f"{name} is {package.version}, and {version} was expected: {_pip(name, version)}"
+    found = Packaged(Path(str(entry.locate())), cure)
     data = found.read()
     if entry.hash is not None and entry.hash.mode == "sha256":
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
@@ -74,18 +76,19 @@ def debian_file(name: str, path: str) -> Packaged:
     It is looked for below the folder that $MPITRAIN_DEBIAN names, where that is set; else where Debian has it, and below
     `debian` in the Python environment, where ``make ready-examples`` unpacks packages.
     """
-    own = os.environ.get(FOLDER)
-    places = [root / path for root in ([Path(own)] if own else [Path("/"), Path(sys.prefix) / "debian"])]
-    found = next((place for place in places if place.exists()), None)
-    if found is None:
-        nor = f", nor {places[1]}" if len(places) > 1 else ""
-        raise MissingError(f"this file of the Debian package {name} is not there{nor}; apt-get install {name}, or, without root: "
-                           "make ready-examples", file=places[0])
-    return Packaged(found, f"apt-get install --reinstall {name}, or unpack the package again: make ready-examples")
+    own, unpacked = os.environ.get(FOLDER), Path(sys.prefix) / "debian"
+    cures = {Path(own): f"unpack it again: dpkg -x {name}_*.deb {own}"} if own else {
+        Path("/"): f"apt-get install --reinstall {name}", unpacked: f"unpack it again: rm -r {unpacked}; make ready-examples"}
+    for root, cure in cures.items():
+        if (root / path).exists():
+            return Packaged(root / path, cure)
+    nor = "" if own else f", nor {unpacked / path}"
+    raise MissingError(f"this file of the Debian package {name} is not there{nor}; apt-get install {name}, or, without root: "
+                       "make ready-examples", file=next(iter(cures)) / path)
 
 
-def _pip(name: str, version: str, again: bool = False) -> str:
-    return f"pip install {'--force-reinstall ' if again else ''}--no-deps {name}=={version}, or: make ready-examples"
+def _pip(name: str, version: str) -> str:
+    return f"pip install --no-deps {name}=={version}, or: make ready-examples"
 
 
 class _Parser(argparse.ArgumentParser):
@@ -97,17 +100,23 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Output:
-    """Where a `data.py` writes to: `folder`, and whether shards that are there may be replaced."""
+    """Where a `data.py` writes to: `folder`, and whether shards that are there may be replaced; `given` is what it reads."""
 
     folder: Path
     overwrite: bool
+    given: Path | None = None
 
 
-def output_of(script: str, about: str | None, arguments: Sequence[str] | None = None) -> Output:
-    """The command line of a `data.py`, ``[--out FOLDER] [--overwrite]``; by default, the folder `data` beside the script."""
+def output_of(script: str, about: str | None, arguments: Sequence[str] | None = None, *, takes: str = "") -> Output:
+    """The command line of a `data.py`, ``[--out FOLDER] [--overwrite]``; by default, the folder `data` beside the script.
+
+    A script whose data no package has takes a file as well: `takes` says which, and its path becomes `given`.
+    """
     parser = _Parser(description=about)
+    if takes:
+        parser.add_argument("given", type=Path, metavar="FILE", help=takes)
     parser.add_argument("--out", type=Path, default=Path(script).resolve().parent / "data", metavar="FOLDER",
                         help="where shards are written (default: data, beside this file)")
     parser.add_argument("--overwrite", action="store_true", help="replace the shards that are in FOLDER")
     options = parser.parse_args(arguments)
-    return Output(options.out, options.overwrite)
+    return Output(options.out, options.overwrite, options.given if takes else None)

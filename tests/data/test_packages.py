@@ -89,11 +89,25 @@ def test_a_debian_package_is_looked_for_where_the_environment_says(tmp_path: Pat
     assert packages.debian_file("some-data", "usr/share/some/data.csv").read() == TABLE.encode()
 
 
+def test_what_is_said_of_a_damaged_file_of_debian_fits_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make ready-examples` leaves what it has unpacked, and apt-get does not know of it."""
+    write(tmp_path / "debian", "usr/share/some/data.csv", TABLE)
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.delenv(packages.FOLDER, raising=False)
+    file = packages.debian_file("some-data", "usr/share/some/data.csv")
+    assert str(file.error("is damaged")).endswith(f"is damaged; unpack it again: rm -r {tmp_path}/debian; make ready-examples")
+    monkeypatch.setenv(packages.FOLDER, str(tmp_path / "debian"))
+    file = packages.debian_file("some-data", "usr/share/some/data.csv")
+    assert file.cure == f"unpack it again: dpkg -x some-data_*.deb {tmp_path}/debian"
+
+
 @pytest.mark.parametrize(("name", "content", "said"), [
     ("a.csv.gz", gzip.compress(TABLE.encode())[:-9], "is not a complete gzip file"),
     ("a.csv", b"day\xff,volume\n1,2\n", "byte 3 is not UTF-8"),
     ("a.csv", b"day,volume\n1,2\n3\n", "1 columns, but the header line has 2"),
     ("a.csv", b"day,volume\n", "the table is empty"),
+    ("a.csv", b'day,volume\n1,"2\n3,4\n', "is not a table: unexpected end of data"),
+    ("a.csv", b"day,volume,day\n1,2,3\n", '2 columns are named "day"'),
 ])
 def test_a_damaged_table_is_one_line(tmp_path: Path, name: str, content: bytes, said: str) -> None:
     with pytest.raises(DataError, match=f"{said}.*; install it again"):
@@ -102,7 +116,7 @@ def test_a_damaged_table_is_one_line(tmp_path: Path, name: str, content: bytes, 
 
 def test_cells_that_are_no_numbers_or_no_classes_are_named_with_their_row(tmp_path: Path) -> None:
     file = packaged(tmp_path / "a.csv", b"")
-    for cell in ("x", "nan", "inf", ""):
+    for cell in ("x", "nan", "inf", "", None):     # a data frame has None where R has NA
         with pytest.raises(DataError, match="is not a finite number") as found:
             foreign.numbers(file, "a", ["1", cell])
         assert found.value.row == 1
@@ -121,7 +135,9 @@ def test_series_are_read_with_the_names_of_their_classes(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("content", "said"), [(SERIES[:-3], "of one variable"), (SERIES[:-7] + b":1\n", "2 values, and 3 were"),
-                                               (SERIES[:40], "no line @data"), (SERIES[:72], "no line @data|of one variable"),
+                                               (SERIES[:40], "no line @data"),
+                                               (SERIES.replace(b"@s", b"@ s")[:-3], "of one variable"),
+                                               (SERIES[:72], "no line @data|of one variable"),
                                                (SERIES.replace(b"6.5", b"?"), "not a finite number")])
 def test_a_damaged_file_of_series_is_one_line(tmp_path: Path, content: bytes, said: str) -> None:
     with pytest.raises(DataError, match=said):
@@ -139,6 +155,9 @@ def test_the_command_line_of_a_data_script(tmp_path: Path) -> None:
     script = str(tmp_path / "data.py")
     assert packages.output_of(script, "", []) == packages.Output(tmp_path / "data", False)
     assert packages.output_of(script, "", ["--out", "x", "--overwrite"]) == packages.Output(Path("x"), True)
+    assert packages.output_of(script, "", ["a.txt"], takes="a text") == packages.Output(tmp_path / "data", False, Path("a.txt"))
+    with pytest.raises(UsageError, match="the following arguments are required: FILE"):
+        packages.output_of(script, "", [], takes="a text")
     with pytest.raises(UsageError, match="unrecognized arguments: more"):
         packages.output_of(script, "", ["more"])
 
@@ -159,4 +178,5 @@ def test_a_script_ends_with_one_line_and_its_status(tmp_path: Path) -> None:
         path.write_bytes(gzip.compress(bytes(1000))[:-10])
     damaged = script("fashion", tmp_path, "--out", out)
     assert damaged.returncode == 65 and damaged.stderr.count("\n") == 1 and "is not a complete gzip file" in damaged.stderr
+    assert f"unpack it again: dpkg -x dataset-fashion-mnist_*.deb {tmp_path}" in damaged.stderr
     assert not out.exists()

@@ -82,6 +82,28 @@ def test_each_sampled_node_is_a_neighbour_of_the_one_before() -> None:
     assert len(set(drawn[0, 1:6])) == 5, "without replacement where there are enough"
 
 
+def test_the_club_that_networkx_has_no_more_is_a_line_with_the_version_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    needs("networkx", "3.6.1")
+    import networkx
+    karate, social = script("karate"), networkx.generators.social
+    graph = karate.club()
+    assert (len(graph), graph.number_of_edges()) == (34, 78) and graph.nodes[0]["club"] == "Mr. Hi"
+    graph.remove_edge(0, 1)
+    monkeypatch.setattr(social, "karate_club_graph", lambda: graph)
+    with pytest.raises(DataError, match="expected 34 members, 78 friendships .*, found 34, 77 and .* networkx==3.6.1"):
+        karate.club()
+    monkeypatch.delattr(social, "karate_club_graph")
+    with pytest.raises(DataError, match="has no karate_club_graph: .* networkx==3.6.1"):
+        karate.club()
+
+
+def test_a_mail_that_was_sent_twice_is_on_one_side() -> None:
+    x = np.random.default_rng(0).integers(0, 4, (900, 3)).astype(float)                 # 64 different ones at most
+    test = script("spam").held_out(x)
+    assert 0.2 < test.mean() < 0.5
+    assert not {row.tobytes() for row in x[test]} & {row.tobytes() for row in x[~test]}
+
+
 @pytest.mark.parametrize("example", ["gunpoint", "italy_power"])
 def test_a_truncated_series_is_one_line(tmp_path: Path, example: str) -> None:
     name = script(example).NAME

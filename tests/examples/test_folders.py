@@ -17,7 +17,7 @@ import examples  # noqa: E402
 from mpitrain.config import load_config  # noqa: E402
 from mpitrain.config.rules import check  # noqa: E402
 from mpitrain.data import packages  # noqa: E402
-from mpitrain.errors import MissingError  # noqa: E402
+from mpitrain.errors import DataError, MissingError  # noqa: E402
 from mpitrain.schedules.grid import Grid  # noqa: E402
 
 FOLDERS = sorted(path.parent for path in (ROOT / "examples").glob("*/data.py"))
@@ -53,3 +53,35 @@ def test_without_its_package_an_example_says_what_to_get(folder: Path, tmp_path:
     with pytest.raises(MissingError, match="apt-get install|pip install") as found:
         runpy.run_path(str(folder / "data.py"))["main"]()
     assert found.value.exit_code == 66 and not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("folder", OF_PACKAGES, ids=lambda folder: folder.name)
+def test_a_truncated_file_of_its_package_is_one_line(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of PyPI differs from its SHA-256; Debian's files have none where they lie, and cannot be unpacked."""
+    whole, of_debian = packages.Packaged.read, packages.debian_file
+
+    def halved(name: str, path: str) -> packages.Packaged:
+        found = of_debian(name, path)
+        for part in (found.path, found.path.with_suffix(".rdx")):              # R's pairs of files lie side by side
+            if part.exists():
+                (tmp_path / part.name).write_bytes(part.read_bytes()[:part.stat().st_size // 2])
+        return packages.Packaged(tmp_path / found.path.name, found.cure)
+    monkeypatch.setattr(packages, "debian_file", halved)
+    if "python_file(" in (folder / "data.py").read_text():
+        monkeypatch.setattr(packages.Packaged, "read", lambda file: whole(file)[:len(whole(file)) // 2])
+    monkeypatch.setattr(sys, "argv", ["data.py", "--out", str(tmp_path / "out")])
+    try:
+        with pytest.raises(DataError) as found:
+            runpy.run_path(str(folder / "data.py"))["main"]()
+    except MissingError as error:
+        pytest.skip(error.message)
+    said = str(found.value)
+    assert found.value.exit_code == 65 and "\n" not in said and not (tmp_path / "out").exists()
+    assert re.search(r"pip install --force-reinstall|apt-get install --reinstall|unpack it again: (dpkg -x|rm -r) ", said), said
+
+
+def test_the_index_has_a_line_for_each_folder_and_for_no_other() -> None:
+    index = (ROOT / "examples/README.md").read_text()
+    assert re.findall(r"^\| \[(\w+)\]\((\w+)/README\.md\) \|", index, re.MULTILINE) == [(path.name,) * 2 for path in FOLDERS]
+    others = {path.parent.name for path in (ROOT / "examples").glob("*/*") if path.parent.name != "slurm"}
+    assert others == {path.name for path in FOLDERS}, "a folder without data.py is in no test"

@@ -1,10 +1,8 @@
-"""examples/language: characters that are hidden are found far better than counting neighbours finds them."""
+"""What the `data.py` of examples/language makes of a text: baselines in closed form, to every digit; faults as one line."""
 
 from __future__ import annotations
 
-import math
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +10,6 @@ from pathlib import Path
 import pytest
 from launch import ROOT, clean_environment
 from real_data import real
-from runs import lines, ok, train
 
 EXAMPLE = ROOT / "examples/language"
 BASELINES = {"next frequencies alone": (0.1490, 28.426), "next the character before": (0.2698, 12.050),
@@ -20,22 +17,17 @@ BASELINES = {"next frequencies alone": (0.1490, 28.426), "next the character bef
 
 
 def prepare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, EXAMPLE / "characters.py", *arguments], cwd=folder, env=clean_environment(),
+    return subprocess.run([sys.executable, EXAMPLE / "data.py", *arguments], cwd=folder, env=clean_environment(),
                           capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_hidden_characters_are_found_better_than_by_counting(tmp_path: Path) -> None:
+def test_counts_of_characters_find_as_many_as_the_page_says(tmp_path: Path) -> None:
     done = prepare(tmp_path, str(real("tinyshakespeare.txt")), "--out", "text")
     assert done.returncode == 0, done.stderr
     found = {re.sub(" +", " ", match[1]).strip(): (float(match[2]), float(match[3]))
              for match in re.finditer(r"^(.*?) accuracy ([\d.]+)  perplexity ([\d.]+)$", done.stdout, re.MULTILINE)}
-    assert found == BASELINES                      # closed forms: a check of the data, to every digit
-    config = shutil.copy(EXAMPLE / "masked.toml", tmp_path)
-    ok(train(2, Path(config), f"run.out={tmp_path / 'run'}", timeout=840))
-    last = [line for line in lines(tmp_path / "run") if line.get("split") == "validation"][-1]
-    assert last["accuracy"] >= 0.48 and math.exp(last["loss"]) <= 6.0
+    assert found == BASELINES
 
 
 def test_a_text_that_is_missing_or_none_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -1,19 +1,17 @@
 """A text as characters, for both models of this example, and what counting alone says about it.
 
-    python examples/language/characters.py tinyshakespeare.txt
+    python examples/language/data.py tinyshakespeare.txt
 
-writes `text` beside this file (the same as `mpitrain data import text`), and prints the baselines: how well characters of the
+writes `data` beside this file (the same as `mpitrain data import text`), and prints the baselines: how well characters of the
 last tenth are found by the frequencies of the first nine tenths, alone or beside their neighbours.
 """
 
-import argparse
 import os
-from pathlib import Path
 
 import numpy as np
 
 import mpitrain
-from mpitrain.data import write_shards
+from mpitrain.data import packages, write_shards
 from mpitrain.data.keyed import sample_keys
 from mpitrain.data.tasks import TASKS
 from mpitrain.errors import DataError, MissingError
@@ -26,7 +24,7 @@ NEIGHBOURS = 3.0                                   # counts that the frequency w
 def characters(path):
     """(numbers of the characters, the characters in order) of a text in UTF-8."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise MissingError("there is no such text; give the path of one, as tinyshakespeare.txt", file=str(path)) from None
     except (OSError, UnicodeDecodeError) as error:
@@ -83,14 +81,10 @@ class Counts:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("text", help="a text file in UTF-8")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "text", help="the folder to write")
-    parser.add_argument("--overwrite", action="store_true")
-    given = parser.parse_args()
-    tokens, known = characters(given.text)
-    write_shards(given.out, tokens, kind="tokens", vocabulary=known, overwrite=given.overwrite)
-    print(f"{len(tokens):,} characters, {len(known)} different ones, in {os.path.relpath(given.out)}")
+    out = packages.output_of(__file__, __doc__.partition("\n")[0], takes="a text in UTF-8")
+    tokens, known = characters(out.given)
+    write_shards(out.folder, tokens, kind="tokens", vocabulary=known, overwrite=out.overwrite)
+    print(f"{len(tokens):,} characters, {len(known)} different ones, in {os.path.relpath(out.folder)}")
     n = int(len(tokens) * (1 - HELD_OUT))
     counts, test = Counts(tokens[:n].astype(np.int64), len(known)), tokens[n:].astype(np.int64)
     for what, baselines in (("next", counts.next(test)), ("masked", counts.masked(test, BLOCK))):
