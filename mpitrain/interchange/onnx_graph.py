@@ -83,7 +83,7 @@ class Graph:
         if not isinstance(value, Value):
             dtype = next((v.dtype for v in step.one.inputs if isinstance(v, Value)), np.dtype("float32"))
             if value != other:
-                raise _depends(step, f"the number {value}")
+                raise depends(step, f"the number {value}")
             return self.constant(value, dtype)
         if value.number not in self.names:
             self.names[value.number] = self._given(step, value, other)
@@ -106,7 +106,7 @@ class Graph:
                 stop = self.add("Add", start, stop) if self.cache else stop
                 self.ranges[start] = self.add("Range", start, stop, self.constant(1))
             return self.ranges[start]
-        raise _depends(step, f"an array of shape {list(array.shape)}")
+        raise depends(step, f"an array of shape {list(array.shape)}")
 
     def past(self) -> str:
         """The number of tokens before these, whose keys and values come in; a number without dims."""
@@ -132,13 +132,13 @@ class Graph:
                 axis = list(self.sizes).index(symbol)
                 self.ranges[key] = self.add("Shape", INPUT, start=axis, end=axis + 1)
             return self.ranges[key]
-        raise _depends(step, f"a size of {pair[0]} and {pair[1]}")
+        raise depends(step, f"a size of {pair[0]} and {pair[1]}")
 
 
 INPUT = "input"
 
 
-def _depends(step: Step, what: str) -> GraphError:
+def depends(step: Step, what: str) -> GraphError:
     return GraphError(f'ONNX: {step.name} in "{step.path}" has {what}, which depends on the batch or the length in a way that '
                       "the graph cannot have; write that part of the model without it")
 
