@@ -5,8 +5,9 @@
 
 Each model is trained by `mpitrain train` with one recipe (AdamW, cosine, batch 64), and its accuracy on the 10,000 test images is
 that of its last step. Parameters and multiply-adds of a sample are counted from shapes. Milliseconds of a training step of 64
-images, and of a sample in prediction of 64, are medians in this process, one thread; joules are those that the CPU's counters
-(powercap) tell of such a step, where they may be read. A table comes first, then front-light.svg and front-dark.svg in --draw.
+images, and of a sample in prediction of 64, are medians in this process, one thread; joules are those that the processor's
+packages take in such a step (`mpitrain.bench.energy`), where their counters may be read. A table comes first, then
+front-light.svg and front-dark.svg in --draw.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,13 @@ from mpitrain import models, nn
 from mpitrain.autograd import no_grad
 from mpitrain.backend import keep_freed_memory
 from mpitrain.bench import arguments
-from mpitrain.bench.report import cpu_name
+from mpitrain.bench.energy import Energy
+from mpitrain.bench.report import Report, cpu_name
 from mpitrain.bench.train import Training
 from mpitrain.bench.workloads import Workload
 from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.comm.job.start import start
+from mpitrain.errors import MissingError
 from mpitrain.plan.flops import count
 
 SMALL = {"channels": 1, "halvings": 4}            # images of 28 x 28 end as 2 x 2
@@ -70,7 +71,6 @@ threads = 1
 best = false
 """
 BATCH, ROUNDS = 64, 12
-COUNTERS = "/sys/class/powercap"
 
 Record = dict[str, Any]
 
@@ -91,26 +91,19 @@ def trained(name: str, data: Path, work: Path, options: argparse.Namespace) -> f
     return float(accuracy.results(work / name)["metrics"]["accuracy"])
 
 
-def joules() -> Callable[[], float] | None:
-    """What reads the energy that the packages have taken; None where their counters may not be read."""
-    files = [path / "energy_uj" for path in Path(COUNTERS).glob("*:*") if path.name.count(":") == 1]
-    files = [path for path in files if os.access(path, os.R_OK)]
-    return (lambda: sum(int(path.read_text()) for path in files) / 1e6) if files else None
-
-
 def measured(name: str, world: Any) -> Record:
     """Counts, and the costs of a training step and of a prediction."""
     model, sample = made(name), np.zeros((1, 1, 28, 28), np.float32)
     found: Record = {"parameters": model.count_parameters(), "multiply_adds": count(model, sample).forward}
     training = Training(Workload(lambda: made(name), BATCH, (1, 28, 28), 10, 0), world.comm)
     training.run(4)
-    energy, steps = joules(), []
-    before = energy() if energy else 0.0
+    energy, steps = Energy(), []
     for _ in range(ROUNDS):
         began = time.perf_counter()
         training.step()
         steps.append(time.perf_counter() - began)
-    found |= {"step_s": statistics.median(steps), "step_j": (energy() - before) / ROUNDS if energy else None}
+    joules = energy.joules()
+    found |= {"step_s": statistics.median(steps), "step_j": None if joules is None else joules / ROUNDS}
     x, predictions = training.batches[0][0], []
     model = training.model.eval()
     with no_grad():
@@ -131,8 +124,10 @@ def table(records: list[Record]) -> str:
 
 
 def on_front(record: Record, records: list[Record]) -> bool:
-    """Nothing is both cheaper and more accurate."""
-    return not any(o["step_s"] < record["step_s"] and o["accuracy"] > record["accuracy"] for o in records)
+    """Nothing else is better in time or accuracy and in the other no worse."""
+    mine = record["step_s"], -record["accuracy"]
+    others = [(o["step_s"], -o["accuracy"]) for o in records]
+    return not any(o != mine and o[0] <= mine[0] and o[1] <= mine[1] for o in others)
 
 
 def drawn(records: list[Record]) -> dict[str, str]:
@@ -150,7 +145,8 @@ def drawn(records: list[Record]) -> dict[str, str]:
     files = {}
     for theme, c in draw.THEMES.items():
         shapes = [draw.text(16, 26, "Fashion-MNIST: accuracy against the time of a training step", c.text, 15, weight="bold"),
-                  draw.text(16, 48, f"64 images on one thread; the line joins what nothing else beats in both. {about(records)}",
+                  draw.text(16, 48, f"64 images on one thread; the line joins what nothing else beats in both. "
+                            f"Trained for {records[0]['length']}.",
                             c.faint, 12), draw.line([(left, top), (left, bottom), (right, bottom)], c.line)]
         front = sorted(place(r) for r in records if on_front(r, records))
         shapes.append(draw.line(front, c.accent, 1.5, "4 3"))
@@ -164,10 +160,6 @@ def drawn(records: list[Record]) -> dict[str, str]:
         said = "; ".join(f"{r['what']} {r['accuracy']:.3f} at {1e3 * r['step_s']:.0f} ms" for r in records)
         files[f"front-{theme}.svg"] = draw.picture(bottom + 40, f"Accuracy on Fashion-MNIST, the time of a step: {said}", shapes)
     return files
-
-
-def about(records: list[Record]) -> str:
-    return f"Trained for {records[0]['length']}."
 
 
 def main() -> int:
@@ -185,17 +177,22 @@ def main() -> int:
         names = arguments.names(options.models, MODELS, "--models")
         arguments.at_least(options.epochs, 1, "--epochs")
         arguments.at_least(options.ranks, 1, "--ranks")
+        arguments.at_least(options.steps, 0, "--steps")
+        if not (options.data / "train").is_dir():
+            raise MissingError("there is no data of Fashion-MNIST; python examples/fashion/data.py writes it",
+                               file=str(options.data / "train"))
+        if options.draw:
+            options.draw.mkdir(parents=True, exist_ok=True)
     keep_freed_memory()
-    world, records = start(), []
+    world, report, records = start(), Report(0, options.json), []
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
             reached = trained(name, options.data, Path(folder), options)
         records.append({"bench": "front", "what": name, "accuracy": reached, **measured(name, world), "batch": BATCH,
                         "threads": 1, "length": f"{options.steps} steps" if options.steps else f"{options.epochs} epochs",
                         "seed": options.seed, "cpu": cpu_name()})
-        print(table(records[-1:]) if len(records) == 1 else table(records[-1:]).splitlines()[1], flush=True)
-    if options.json:
-        options.json.write_text("".join(json.dumps(record) + "\n" for record in records))
+        report.record(records[-1])
+        report.line(table(records[-1:]) if len(records) == 1 else table(records[-1:]).splitlines()[1])
     for file, contents in (drawn(records) if options.draw else {}).items():
         (options.draw / file).write_text(contents)
     return 0

@@ -36,9 +36,6 @@ BESIDE, MARK = 256, 0xA5                          # bytes beside an array, and w
 CHANGED = 3                                       # exit status of a child where they are something else
 LONGEST_S, MOST_BYTES = 30, 2 << 30               # of a call, and of memory
 WIRE = {"pack": "fh", "unpack": "hf", "round": "fh", "add": "hf", "add_pack": "hfh", "add_round": "hfh"}
-OTHERS: dict[str, Any] = {"convolve": (((2, 16, 6, 7), (16, 16, 3, 3), (16,)), (1,)),      # done by other loops than the examples
-                          "convolve_adjoint": (((2, 16, 6, 7), (16, 16, 3, 3), (16,)), (1, (6, 7))),
-                          "kernel_gradient": (((2, 16, 6, 7), (2, 16, 6, 7)), (1, None, "y"))}
 DTYPES = ["float32", "float64", "int32", "int64", "uint64", "uint8", "bool", "float16", "uint16", "complex64", ">f4", ">f8"]
 NUMBERS: list[Any] = [None, -1, 0, 1, 2, 3, 7, 8, 1000, 1 << 31, 1 << 40, -(1 << 62), (1 << 63) - 1, 1 << 70, 0.5, -3.0,
                       float("nan"), float("inf"), True, "text", [1, 2]]
@@ -185,7 +182,6 @@ def cases() -> dict[str, tuple[Any, Any, tuple[str, ...]]]:
 
     import mpitrain.kernels
     from mpitrain.kernels import KERNELS, wire
-    from mpitrain.kernels.convolution import Window
     for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
         importlib.import_module(f"mpitrain.kernels.{module.name}")
     found = {name: (kernel, EXAMPLES[name].arguments, EXAMPLES[name].dtypes) for name, kernel in KERNELS.items()}
@@ -193,11 +189,26 @@ def cases() -> dict[str, tuple[Any, Any, tuple[str, ...]]]:
         for what, kinds in WIRE.items():
             found[f"{what}_{form}"] = (getattr(wire.format_of(form), what), lambda rng, dtype, kinds=kinds: tuple(
                 np.ones(37, np.float32 if kind == "f" else np.uint16) for kind in kinds), ("float32",))
-    for name, (shapes, then) in OTHERS.items():
-        found[f"{name}_3x3"] = (KERNELS[name], lambda rng, dtype, shapes=shapes, then=then: (
-            *(rng.standard_normal(shape).astype(dtype) for shape in shapes), Window((3, 3), (1, 1), (1, 1)), *then),
-            ("float32", "float64"))
+    found |= {name: (KERNELS[kernel], make, ("float32", "float64")) for name, (kernel, make) in others().items()}
     return found
+
+
+def others() -> dict[str, tuple[str, Any]]:
+    """Calls that other loops do than those of the examples: the kernel, and what makes its arguments."""
+    from kernel_examples import normal, of_shapes
+
+    from mpitrain.kernels.convolution import Window
+    three, one, large = Window((3, 3), padding=(1, 1)), Window((1, 1)), (2, 16, 6, 7)
+    made = {
+        "convolve_3x3": ("convolve", of_shapes(large, (16, 16, 3, 3), (16,), then=(three, 1))),
+        "convolve_adjoint_3x3": ("convolve_adjoint", of_shapes(large, (16, 16, 3, 3), (16,), then=(three, 1, (6, 7)))),
+        "kernel_gradient_3x3": ("kernel_gradient", of_shapes(large, large, then=(three, 1, None, "y"))),
+        "convolve_1x1": ("convolve", of_shapes((21, 6, 3, 2), (9, 6, 1, 1), (9,), then=(one, 1))),
+        "convolve_adjoint_1x1": ("convolve_adjoint", of_shapes((21, 9, 3, 2), (9, 6, 1, 1), (6,), then=(one, 1, (3, 2)))),
+        "batch_norm_hardswish": ("batch_norm", of_shapes((9, 70, 6), (70,), (70,), then=(None, 1e-5, 3)))}
+    return {**{name: (kernel, example.arguments) for name, (kernel, example) in made.items()},
+            "batch_norm_gradients_relu6": ("batch_norm_gradients", lambda rng, dtype: (
+                *normal(rng, dtype, (9, 70, 6), (9, 70, 6)), None, *normal(rng, dtype, *3 * [(70,)]), np.ones(70), 2, True))}
 
 
 def compile_loops(known: dict[str, tuple[Any, Any, tuple[str, ...]]]) -> None:

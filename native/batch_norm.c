@@ -30,65 +30,8 @@
 #include "activated.h"
 #include "normalise.h"
 #include "channel_passes.h"
-
-/* Channels [first, last) of (N, C, L), sample by sample: k is the sample, j the channel, `at` where its run of l begins. What was
-   read last is read first the next time, backwards: the cache still has it. */
-#define RUNS(k, j, at) \
-    for (i64 k = 0; k < n; k++) for (i64 j = first; j < last; j++) for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
-#define RUNS_BACK(k, j, at) \
-    for (i64 k = n - 1; k >= 0; k--) for (i64 j = last - 1; j >= first; j--) \
-        for (i64 at = (k * c + j) * l, once = 1; once; once = 0)
-
-/* A few channels at a time: those that stay in the cache until they are read again. */
-#define GROUPS(first, last) \
-    for (i64 each = NAME(together)(n, c, l), first = 0, last = each < c ? each : c; first < c; \
-         first = last, last = last + each < c ? last + each : c)
-
-/* The same for small planes. */
-#define ROWS(first, last) \
-    for (i64 each = NAME(of_row)(n, c, l), first = 0, last = each < c ? each : c; first < c; \
-         first = last, last = last + each < c ? last + each : c)
-
-static i64 NAME(together)(i64 n, i64 c, i64 l)
-{
-    return clip(TOGETHER / (i64)sizeof(T) / at_least(n * l, 1), 1, at_most(at_least(c, 1), MOST_TOGETHER));
-}
-
-static void NAME(moments_about)(const T *x, const T *centre, double *mean, double *squares, i64 n, i64 c, i64 l, i64 first,
-                                i64 last)
-{
-    SUMS sums[MOST_TOGETHER];
-    memset(sums, 0, (last - first) * sizeof *sums);
-    RUNS(k, j, at) NAME(add_moments)(sums + j - first, x + at, NAME(later)(j, first, last, c, l), centre[j - first], l);
-    for (i64 j = first; j < last; j++) {
-        SUMS *s = sums + j - first;
-        double sum = NAME(total)(s, 0), distance = sum / (n * l), square = NAME(total)(s, 1) - sum * distance;
-        mean[j] = centre[j - first] + distance;
-        squares[j] = square < 0 ? 0 : square;
-    }
-}
-
+#include "channel_statistics.h"
 #include "small_planes.h"
-
-/* Mean of channels [first, last), and the sum of squared distances from it. One pass has both, from d = x - centre for any
-   centre: sum d^2 - (sum d)^2 / N. That loses digits where the centre is far from the mean. So it is the mean of the first few,
-   and where that turns out to be more than two deviations off, the channel is read again. */
-static void NAME(moments)(const T *x, double *mean, double *squares, i64 n, i64 c, i64 l, i64 first, i64 last)
-{
-    T centre[MOST_TOGETHER] = {0};
-    const i64 few = n ? at_most(l, FEW) : 0;
-    for (i64 j = first; j < last; j++) {
-        double sum = 0;
-        for (i64 i = 0; i < few; i++) sum += x[j * l + i];
-        centre[j - first] = (T)(sum / few);
-    }
-    NAME(moments_about)(x, centre, mean, squares, n, c, l, first, last);
-    for (i64 j = first; j < last; j++) {
-        double off = mean[j] - centre[j - first];
-        T better = (T)mean[j];
-        if (off * off * (n * l) > 4 * squares[j]) NAME(moments_about)(x, &better, mean, squares, n, c, l, j, j + 1);
-    }
-}
 
 /* Mean of each channel, and the sum of squared distances from it. */
 void NAME(channel_moments)(const T *restrict x, double *restrict mean, double *restrict squares, i64 n, i64 c, i64 l)
@@ -124,21 +67,6 @@ void NAME(channel_affine)(const T *restrict x, const T *centre, const T *scale, 
     for (i64 k = 0; k < n; k++) for (i64 j = 0; j < c; j++, x += l, y += l) {
         T m = centre[j], s = scale[j], b = shift[j];
         for (i64 i = 0; i < l; i++) y[i] = (x[i] - m) * s + b;
-    }
-}
-
-/* For channels [first, last): the sums of h = passed(g), and of h * (x - centre). */
-INLINE void NAME(sums_of)(const T *g, const T *x, const T *y, const T *centre, const T *scale, const T *bias, T *h,
-                          double *plain, double *product, i64 n, i64 c, i64 l, i64 first, i64 last, const int masked)
-{
-    SUMS sums[MOST_TOGETHER];
-    memset(sums, 0, (last - first) * sizeof *sums);
-    RUNS(k, j, at)
-        NAME(add_gradients)(sums + j - first, g + at, x + at, masked == 1 ? y + at : NULL, masked == 1 ? h + at : NULL, l,
-                            NAME(later)(j, first, last, c, l), centre[j], scale ? scale[j - first] : 0, bias ? bias[j] : 0, masked);
-    for (i64 j = first; j < last; j++) {
-        plain[j] = NAME(total)(sums + j - first, 0);
-        product[j] = NAME(total)(sums + j - first, 1);
     }
 }
 

@@ -22,6 +22,11 @@ static i64 NAME(of_row)(i64 n, i64 c, i64 l)
     return clip(at_most(ROW / l, TOGETHER / (i64)sizeof(T) / at_least(n * l, 1)), 1, at_least(c, 1));
 }
 
+/* GROUPS for small planes. */
+#define ROWS(first, last) \
+    for (i64 each = NAME(of_row)(n, c, l), first = 0, last = each < c ? each : c; first < c; \
+         first = last, last = last + each < c ? last + each : c)
+
 /* value[j] for each number of channel j. */
 static void NAME(spread_over)(const T *value, i64 channels, i64 l, T *to)
 {
@@ -95,31 +100,23 @@ INLINE void NAME(add_rows)(NAME(Row) *row, const T *g, const T *x, const T *y, T
     NAME(fold_row)(row, width);
 }
 
-/* `moments` of batch_norm.c for the channels of a row, which begin at x in the first sample. */
-static void NAME(row_moments)(NAME(Row) *row, const T *all, double *mean, double *squares, i64 n, i64 c, i64 l, i64 first, i64 last)
+/* `moments` of channel_statistics.h for the channels of a row. */
+static void NAME(row_moments)(NAME(Row) *row, const T *x, double *mean, double *squares, i64 n, i64 c, i64 l, i64 first, i64 last)
 {
     T centre[ROW];
-    const T *x = all + first * l;
-    const i64 few = at_most(l, FEW);
-    for (i64 j = first; j < last; j++, x += l) {
-        double sum = 0;
-        for (i64 i = 0; i < few; i++) sum += x[i];
-        centre[j - first] = (T)(sum / few);
-    }
+    NAME(guesses)(x, n, l, first, last, centre);
     NAME(spread_over)(centre, last - first, l, row->centre);
-    NAME(add_rows)(row, NULL, all + first * l, NULL, NULL, n, (last - first) * l, c * l, l, 0, 0);
+    NAME(add_rows)(row, NULL, x + first * l, NULL, NULL, n, (last - first) * l, c * l, l, 0, 0);
     for (i64 j = first; j < last; j++) {
         double sum = NAME(run_total)(row->total[0] + (j - first) * l, l), distance = sum / (n * l);
         double square = NAME(run_total)(row->total[1] + (j - first) * l, l) - sum * distance;
         mean[j] = centre[j - first] + distance;
         squares[j] = square < 0 ? 0 : square;
-        double off = mean[j] - centre[j - first];
-        T better = (T)mean[j];
-        if (off * off * (n * l) > 4 * squares[j]) NAME(moments_about)(all, &better, mean, squares, n, c, l, j, j + 1);
     }
+    NAME(improve)(x, centre, mean, squares, n, c, l, first, last);
 }
 
-/* `sums_of` of batch_norm.c for a row that is described. */
+/* `sums_of` of channel_statistics.h for a row that is described. */
 INLINE void NAME(row_sums)(NAME(Row) *row, const T *g, const T *x, const T *y, T *h, double *plain, double *product, i64 n, i64 c,
                            i64 l, i64 first, i64 last, const int masked)
 {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpitrain.interchange.onnx_graph import Graph, Step, rule
+from mpitrain.interchange.onnx_graph import Graph, Step, depends, rule
 
 
 @rule("Hardtanh")
@@ -25,17 +25,20 @@ def hardswish(graph: Graph, step: Step) -> str:
 @rule("Mean")
 def mean(graph: Graph, step: Step) -> str:
     dim, n = step.attributes["dim"], len(step.shape(0))
-    dims = range(n) if dim is None else [dim] if isinstance(dim, int) else dim
+    dims = range(n) if dim in (None, ()) else [dim] if isinstance(dim, int) else dim
     keepdims = int(step.attributes["keepdim"])
     return str(graph.add("ReduceMean", graph.input(step, 0), axes=[d % n for d in dims], keepdims=keepdims))
 
 
 @rule("Split")
 def split(graph: Graph, step: Step) -> list[str]:
-    """By slices: parts whose sizes are one number each in all recordings."""
+    """By slices, whose sizes are one number each: GraphError where both recordings differ in them."""
+    sizes = step.attributes["sizes"]
+    if step.other.attributes["sizes"] != sizes:
+        raise depends(graph, step, f"parts of sizes {', '.join(map(str, sizes))}")
     x, found, start = graph.input(step, 0), [], 0
     axis = graph.constant([step.attributes["dim"] % len(step.shape(0))])
-    for size in step.attributes["sizes"]:
+    for size in sizes:
         found.append(str(graph.add("Slice", x, graph.constant([start]), graph.constant([start + size]), axis)))
         start += size
     return found

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module
+from mpitrain.errors import ArgumentError
 from mpitrain.kernels.kernel import Function, Kernel
-from mpitrain.kernels.library import CFunction, host, misfit, packed, same_shape
+from mpitrain.kernels.library import CFunction, host, packed, same_shape
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
@@ -44,13 +45,17 @@ ACTIVATIONS = {"relu": RELU, "relu6": RELU6, "hardswish": HARDSWISH}
 
 
 def _activated(u: Array, activation: int) -> Array:
+    """The activation of u, in its memory."""
+    xp, real = array_module(u), u.dtype.type
     if not activation:
         return u
-    xp, real = array_module(u), u.dtype.type
-    v = xp.maximum(u + real(3) if activation == HARDSWISH else u, real(0))
-    if activation > RELU:
-        v = xp.minimum(v, real(6))
-    return u * v * real(1 / 6) if activation == HARDSWISH else v
+    if activation == HARDSWISH:
+        v = u + real(3)
+        u *= xp.minimum(xp.maximum(v, real(0), out=v), real(6), out=v)
+        u *= real(1 / 6)
+        return u
+    xp.maximum(u, real(0), out=u)
+    return u if activation == RELU else xp.minimum(u, real(6), out=u)
 
 
 def _passed(grad: Array, u: Array, activation: int) -> Array:
@@ -103,11 +108,17 @@ def _two_sums(function: CFunction, *arrays: Array) -> tuple[Array, Array]:
     return first, second
 
 
+def _check(kernel: str, activation: int, beside: Array | None) -> None:
+    """No number that the C code has no activation for, and after a residual (whose y is kept) none but ReLU."""
+    if activation not in (0, RELU, RELU6, HARDSWISH) or (activation > RELU and beside is not None):
+        raise ArgumentError(f"{kernel}: activation is {activation}, expected 0 to {RELU if beside is not None else HARDSWISH}"
+                            f"{' beside a residual' if beside is not None else ''}")
+
+
 @host("batch_norm", "batch_norm", "X:ncl X?:c X?:c X?:ncl X!:ncl D!:c D!:c D!:c d in ic il i")
 def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: Array | None, residual: Array | None,
                      eps: float, activation: int) -> tuple[Array, Array, Array, Array]:
-    if residual is not None and activation > RELU:
-        misfit("batch_norm: ReLU alone comes after a residual", x, residual)
+    _check("batch_norm", activation, residual)
     y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
     function(packed(x), packed(weight), packed(bias), packed(residual), y, mean, variance, inverse, eps, *x.shape, activation)
     return y, mean, variance, inverse
@@ -118,8 +129,7 @@ def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: 
 def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None,
                                bias: Array | None, inverse: Array, activation: int, wanted: bool) -> tuple[Array | None, Array,
                                Array, Array]:
-    if y is not None and activation > RELU:
-        misfit("batch_norm_gradients: what ReLU alone gave says where it was negative", x, y)
+    _check("batch_norm_gradients", activation, y)
     grad = np.ascontiguousarray(grad)
     plain, product = np.empty((2, x.shape[1]))
     dx = np.empty(x.shape, x.dtype) if wanted else None

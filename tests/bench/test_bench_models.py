@@ -10,6 +10,7 @@ from launch import mpirun
 
 from mpitrain.bench.energy import Energy
 from mpitrain.bench.models import Run, known, samples, usual
+from mpitrain.cli import main
 from mpitrain.errors import UsageError
 from mpitrain.models import MODELS
 from mpitrain.plan.flops import count
@@ -34,13 +35,14 @@ def test_each_model_is_one_object_and_one_line(tmp_path: Path) -> None:
     assert lines[4].startswith("lenet ") and lines[5].startswith("resnet20 ")
 
 
-def test_what_cannot_be_measured_is_refused_in_one_line(tmp_path: Path) -> None:
-    for words, said in ((("--models", "resnet19"), '--models knows no "resnet19"'),
-                        (("--models", "mlp", "--size", "24"), "--size is of images, and mlp takes samples of shape (784,)"),
-                        (("--batch", "0"), "--batch must be at least 1, found 0"),
-                        (("--precision", "float16"), '--precision knows no "float16"')):
-        result = mpirun(1, "-m", "mpitrain", "bench", "models", *words, cwd=tmp_path)
-        assert result.rc == 64 and said in result.error_lines[0] and len(result.error_lines) == 1, result.err
+@pytest.mark.parametrize(("words", "said"), [
+    (("--models", "resnet19"), '--models knows no "resnet19"'),
+    (("--models", "mlp", "--size", "24"), "--size is of images, and mlp takes samples of shape (784,)"),
+    (("--batch", "0"), "--batch must be at least 1, found 0"), (("--precision", "float16"), '--precision knows no "float16"')])
+def test_what_cannot_be_measured_is_refused_before_mpi_is_started(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        main(["bench", "models", *words])
+    assert said in caught.value.message
 
 
 def test_models_with_defaults_are_known_and_take_images_unless_said_otherwise() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain import models, nn
+from mpitrain import models, nn, ops
 from mpitrain.errors import ConfigError, GraphError, OtherModelError, OutputError, UsageError
 from mpitrain.interchange import bring_in
 from mpitrain.interchange.exporting import Wanted, export
@@ -160,6 +160,17 @@ def test_what_has_no_rule_is_refused_by_name(tmp_path: Path) -> None:
             (fresh("bert", **GPT), {"cache": True}, 'the attention in "block0.attention" looks at what comes later')):
         with pytest.raises(UsageError, match=said):
             export(saved, Wanted(tmp_path / "m.onnx", **wanted), lambda _: None)
+
+
+def test_parts_of_a_batch_are_no_parts_of_a_graph(tmp_path: Path) -> None:
+    class Rest(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return ops.split(x, [1, x.shape[0] - 1])[1]
+    plain = fresh("mlp", inputs=12, hidden=[8], outputs=3)
+    model = nn.Sequential(nn.Flatten(12), nn.Linear(12, 4), Rest())
+    model.initialize(0)
+    with pytest.raises(GraphError, match=r'Split in "2" has parts of sizes 1, 1, which depends on the batch'):
+        export(plain.made_into(model.eval().requires_grad_(False)), Wanted(tmp_path / "m.onnx"), lambda _: None)
 
 
 def test_float64_and_external_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

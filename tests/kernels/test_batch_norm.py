@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.errors import ShapeError
+from mpitrain.errors import ArgumentError
 from mpitrain.kernels.batch_norm import ACTIVATIONS, RELU, batch_norm, batch_norm_gradients, channel_moments, channel_sums
 
 RTOL = {"float32": 2e-6, "float64": 1e-14}
@@ -101,9 +101,13 @@ def test_activations_are_those_of_the_expressions(shape: tuple[int, ...], dtype:
         np.testing.assert_allclose(one, other, **close)
 
 
-def test_only_relu_comes_after_a_residual() -> None:
+def test_only_relu_comes_after_a_residual_and_no_other_number_is_an_activation() -> None:
     x, channel = data((2, 3, 5), "float32"), np.ones(3, np.float32)
-    with pytest.raises(ShapeError, match="ReLU alone comes after a residual"):
-        batch_norm(x, channel, channel, x, 1e-5, ACTIVATIONS["relu6"])
-    with pytest.raises(ShapeError, match="what ReLU alone gave"):
+    for activation in ACTIVATIONS["relu6"], 4, -1:
+        with pytest.raises(ArgumentError, match=rf"batch_norm: activation is {activation}, expected 0 to 1 beside a residual"):
+            batch_norm(x, channel, channel, x, 1e-5, activation)
+    for activation in -2, 4:                                 # C takes what it does not know for ReLU with a residual
+        with pytest.raises(ArgumentError, match=rf"gradients: activation is {activation}, expected 0 to 3$"):
+            batch_norm_gradients(x, x, None, channel, channel, channel, np.ones(3), activation, True)
+    with pytest.raises(ArgumentError, match="gradients: activation is 3, expected 0 to 1 beside a residual"):
         batch_norm_gradients(x, x, x, channel, channel, channel, np.ones(3), ACTIVATIONS["hardswish"], True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,14 @@ def train(n: int, config: Path, *arguments: str, timeout: float = 60, **options:
 
 def start(n: int, config: Path, *arguments: str, **options: Any) -> Job:
     return launch(n, "-m", "mpitrain", "train", config, *arguments, cwd=config.parent, **options)
+
+
+def many(folder: Path, *asked: Sequence[Any], timeout: float = 60) -> list[dict[str, Any]]:
+    """Runs in `folder` by one start of mpirun, each (ranks, "run.toml", keys ...) or (ranks, "evaluate", run, step): what each
+    has found or been refused for (many_program.py)."""
+    most = max(n for n, *_ in asked)
+    done = ok(mpirun(most, Path(__file__).with_name("many_program.py"), json.dumps(asked), timeout=timeout, cwd=folder))
+    return [json.loads(line) for line in done.out.splitlines() if line.startswith("{")]
 
 
 def steps(run: Path) -> list[dict[str, Any]]:

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launch import mpirun
-from runs import lines, ok, record, train, write
+from runs import SMALL, many, record, write
 
 from mpitrain import nn
 from mpitrain.checkpoint.state import State
-from mpitrain.config import load_config
+from mpitrain.cli import main
 from mpitrain.config.sections import AverageConfig
 from mpitrain.errors import UsageError
 from mpitrain.nn.statistics import running_layers
@@ -27,9 +26,34 @@ EMA = ("average.kind=ema", "average.decay=0.9", "train.reproducible=layout", "tr
        "train.eval_every=10", "optimizer.schedule=constant")
 
 
-def run(tmp_path: Path, out: str, n: int, *more: str) -> tuple[str, str, float]:
-    ok(train(n, write(tmp_path), f"run.out={out}", *EMA, *more))
-    about = record(tmp_path / out)
+NORM = """
+from mpitrain import nn
+def net(width: int = 16):
+    return nn.Sequential(("flatten", nn.Flatten()), ("linear", nn.Linear(64, width)), ("norm", nn.BatchNorm1d(width)),
+                         ("act", nn.ReLU()), ("drop", nn.Dropout(0.5)), ("head", nn.Linear(width, 10)))
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs: whole; on two ranks by ways to cut; cut short on two and resumed on one; without an average; of a norm."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "net.py").write_text(NORM)
+    write(folder)
+    write(folder, SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"'), "norm.toml")
+    sharded = "comm.sharding=optimizer"
+    told = many(folder, (1, "run.toml", *EMA, "run.out=whole"), (2, "run.toml", *EMA, "run.out=sharded", sharded),
+         (2, "run.toml", *EMA, "run.out=stages", "mesh.pp=2"), (2, "run.toml", *EMA, "run.out=node", "comm.node_shared=true"),
+         (2, "run.toml", *EMA, "run.out=cut", "train.steps=10", sharded), (1, "run.toml", *EMA, "run.out=cut", "--resume"),
+         (1, "run.toml", *EMA[2:], "run.out=plain"),
+         (1, "norm.toml", "run.out=swa", "average.kind=swa", "average.start=10", "average.every=5", "checkpoint.every=5",
+          "checkpoint.keep=20"))
+    assert not [one for one in told if "message" in one]
+    return folder
+
+
+def results(run: Path) -> tuple[str, str, float]:
+    about = record(run)
     return about["parameters_sha256"], about["average"]["parameters_sha256"], about["metrics"]["loss"]
 
 
@@ -81,50 +105,30 @@ def test_the_model_has_its_weights_again_after_an_evaluation() -> None:
     assert (storage.values == weights).all() and (one.mean == mean).all()
 
 
-def test_the_average_has_one_set_of_bits_on_any_ranks_and_the_weights_are_those_without(tmp_path: Path) -> None:
-    first = run(tmp_path, "one", 1)
-    for i, more in enumerate((("comm.sharding=optimizer",), ("mesh.pp=2",), ("comm.node_shared=true",))):
-        assert run(tmp_path, f"two{i}", 2, *more) == first
-    plain = run_plain(tmp_path)
-    assert plain[0] == first[0] and plain[1] != first[2]
-
-
-def run_plain(tmp_path: Path) -> tuple[str, float]:
-    ok(train(1, write(tmp_path), "run.out=plain", *EMA[2:]))
-    about = record(tmp_path / "plain")
-    return about["parameters_sha256"], about["metrics"]["loss"]
+def test_the_average_has_one_set_of_bits_on_any_ranks_and_the_weights_are_those_without(runs: Path) -> None:
+    first = results(runs / "whole")
+    assert [results(runs / way) for way in ("sharded", "stages", "node")] == [first] * 3
+    plain = record(runs / "plain")
+    assert plain["parameters_sha256"] == first[0] and plain["metrics"]["loss"] != first[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [("comm.sharding=gradients",), ("comm.sharding=parameters",),
-                                  ("mesh.tp=2", 'mesh.plan={linear0 = "column", head = "row"}'),
-                                  ("comm.sharding=optimizer", "comm.node_shared=true")])
-def test_the_average_of_other_ways_to_cut_is_near(tmp_path: Path, more: tuple[str, ...]) -> None:
-    first, other = (run(tmp_path, out, n, "train.reproducible=run", *keys) for out, n, keys in (("a", 1, ()), ("b", 2, more)))
-    assert other[2] == pytest.approx(first[2], rel=1e-5)
+def test_the_average_of_other_ways_to_cut_is_near(tmp_path: Path) -> None:
+    write(tmp_path)
+    ways = (("comm.sharding=gradients",), ("comm.sharding=parameters",), ("comm.sharding=optimizer", "comm.node_shared=true"),
+            ("mesh.tp=2", 'mesh.plan={linear0 = "column", head = "row"}'))
+    first, *others = many(tmp_path, *[(1 if not way else 2, "run.toml", *EMA, "train.reproducible=run", *way, f"run.out=way{i}")
+                                      for i, way in enumerate(((), *ways))])
+    assert [other["loss"] for other in others] == pytest.approx([first["loss"]] * 4, rel=1e-5)
 
 
-def test_a_resumed_run_has_the_average_of_one_that_was_not(tmp_path: Path) -> None:
-    whole = run(tmp_path, "whole", 1)
-    run(tmp_path, "cut", 2, "train.steps=10", "comm.sharding=optimizer")
-    assert run(tmp_path, "cut", 1, "--resume") == whole
+def test_a_resumed_run_has_the_average_of_one_that_was_not(runs: Path) -> None:
+    assert results(runs / "cut") == results(runs / "whole")
 
 
-NORM = """
-from mpitrain import nn
-def net(width: int = 16):
-    return nn.Sequential(*[("flatten", nn.Flatten()), ("linear", nn.Linear(64, width)), ("norm", nn.BatchNorm1d(width)),
-                          ("act", nn.ReLU()), ("drop", nn.Dropout(0.5)), ("head", nn.Linear(width, 10))])
-"""
-
-
-def test_a_run_of_the_average_has_statistics_of_its_own(tmp_path: Path) -> None:
+def test_a_run_of_the_average_has_statistics_of_its_own(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
-    (tmp_path / "net.py").write_text(NORM)
-    text = write(tmp_path).read_text().replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
-    (tmp_path / "run.toml").write_text(text)
-    ok(train(1, tmp_path / "run.toml", "run.out=swa", "average.kind=swa", "average.start=10", "average.every=5"))
-    saved = load(tmp_path / "swa")
+    saved = load(runs / "swa")
     inputs = open_data(saved.config)
     made = averaged(saved, lambda: inputs)
     layer, = running_layers(made.model)
@@ -137,14 +141,15 @@ def test_a_run_of_the_average_has_statistics_of_its_own(tmp_path: Path) -> None:
     torch.optim.swa_utils.update_bn(batches, twin)
     for buffer, wanted in zip(layer.buffers, (twin[1].running_mean, twin[1].running_var)):
         assert np.array(buffer.array) == pytest.approx(wanted.numpy(), rel=1e-4, abs=1e-5)
-    told = ok(mpirun(1, "-m", "mpitrain", "average", "swa", "--out", "made", cwd=tmp_path))
-    assert json.loads(told.out)["parameters_sha256"] == record(tmp_path / "swa")["average"]["parameters_sha256"]
-    found = json.loads(ok(mpirun(1, "-m", "mpitrain", "evaluate", "made", cwd=tmp_path)).out)
-    assert found["loss"] != lines(tmp_path / "swa")[-1]["loss"]             # the statistics of the run are those of its weights
+    assert main(["average", str(runs / "swa"), "--out", str(tmp_path / "made")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["parameters_sha256"] == record(runs / "swa")["average"]["parameters_sha256"]
+    again, before = (running_layers(load(folder).model)[0] for folder in (tmp_path / "made", runs / "swa"))
+    for kept, ours, of_run in zip(again.buffers, layer.buffers, before.buffers):
+        assert (kept.array == ours.array).all() and (kept.array != of_run.array).any()
 
 
-def test_a_run_without_an_average_is_not_made_into_one(tmp_path: Path) -> None:
-    ok(train(1, write(tmp_path), "train.steps=2", "average.kind=swa", "average.start=2", "average.every=1", "checkpoint.every=1"))
-    saved = load(tmp_path / "runs" / "run", 1)
-    with pytest.raises(UsageError, match="had averaged nothing at step 1"):
-        averaged(saved, lambda: open_data(load_config(tmp_path / "run.toml", [])))
+def test_a_run_without_an_average_is_not_made_into_one(runs: Path) -> None:
+    saved = load(runs / "swa", 5)
+    with pytest.raises(UsageError, match="had averaged nothing at step 5"):
+        averaged(saved, lambda: open_data(saved.config))

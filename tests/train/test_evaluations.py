@@ -3,7 +3,6 @@ a run early."""
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from launch import mpirun
-from runs import SMALL, lines, ok, record, refused, train, write
+from runs import SMALL, lines, many, ok, record, write
 
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError
@@ -37,22 +36,48 @@ class Wrong(Metric):
     def value(self, total):
         return 0.0
 """
+BY_PARTS = ("mesh.tp=2", 'mesh.plan={head = "vocabulary"}')
 LAYOUT = ("train.reproducible=layout", "train.micro_batches=6")
 ASKED = 'train.metrics=["mine.py:All", "f1", "auc", "log_loss", "average_precision", {name = "top_k", k = 3}, "confusion"]'
 
 
-def metrics(tmp_path: Path, n: int, *more: str) -> dict[str, Any]:
-    (tmp_path / "mine.py").write_text(OWN)
-    ok(train(n, write(tmp_path), f"run.out=m{n}", "train.steps=20", "train.eval_every=20", *more))
-    found: dict[str, Any] = record(tmp_path / f"m{n}")["metrics"]
-    return found
+EARLY = ("stop.patience=2", "stop.metric=accuracy", "stop.min_delta=0.5", "train.eval_every=5", "checkpoint.every=5",
+         "checkpoint.best_metric=accuracy", "checkpoint.keep=20", "optimizer.schedule=constant")
+CUT_SHORT = 10
 
 
-def test_metrics_have_the_same_bits_on_any_ranks_and_are_scikit_learns(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:
+    """A folder of runs, and by name what each of them, or an evaluation of it, has found or was refused for."""
+    folder, rng = tmp_path_factory.mktemp("runs"), np.random.default_rng(1)
+    x = rng.normal(size=(300, 5)).astype(np.float32)
+    with h5py.File(folder / "units.h5", "w") as file:
+        file["x"], file["y"] = x, (1000 + 50 * x[:, :1] * [1, 2] + rng.normal(size=(300, 2))).astype(np.float32)
+    with h5py.File(folder / "one.h5", "w") as file:
+        file["x"], file["y"] = np.ones((40, 64), np.float32), np.repeat([0, 1], [36, 4])
+    (folder / "mine.py").write_text(OWN)
+    write(folder)
+    few = ("train.steps=20", "train.eval_every=20")
+    asked: dict[str, tuple[Any, ...]] = {
+        "one": (1, *few, *LAYOUT, ASKED), "three": (3, *few, *LAYOUT, ASKED), "cut": (2, *few, ASKED, *BY_PARTS),
+        "evaluated": (2, "evaluate", "one"),
+        "units": (2, *few, "model.inputs=5", "model.outputs=2", "data.path=units.h5", "train.loss=mse",
+                  "data.target_transform=standardise", 'train.metrics=["mine.py:All", "mae", "rmse", "r2", "relative_l2"]'),
+        "lacking": (2, "data.path=one.h5", "data.validation=tail:0.1", 'train.metrics=["auc"]', "model.outputs=2",
+                    "data.transform=[]", "train.batch_size=8"),
+        "early": (2, *EARLY), "shorter": (2, *EARLY, f"train.steps={CUT_SHORT}", "run.out=again"),
+        "resumed": (2, *EARLY, "run.out=again", "--resume"), "best": (1, "evaluate", "early", "best"),
+        "ended": (1, *EARLY, "run.out=again", "--resume"), "patient": (1, *EARLY, "run.out=again", "--resume", "stop.patience=4")}
+    words = [(n, *keys) if keys[0] == "evaluate" else (n, "run.toml", f"run.out={name}", *keys)
+             for name, (n, *keys) in asked.items()]
+    return folder, dict(zip(asked, many(folder, *words)))
+
+
+def test_metrics_have_the_same_bits_on_any_ranks_and_are_scikit_learns(runs: Any) -> None:
     sk = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed: pip install scikit-learn")
-    first = metrics(tmp_path, 1, *LAYOUT, ASKED)
-    for n in (3, 4):
-        assert metrics(tmp_path, n, *LAYOUT, ASKED, *(["mesh.pp=2"] if n == 4 else [])) == first
+    folder, told = runs
+    first = record(folder / "one")["metrics"]
+    assert record(folder / "three")["metrics"] == first
     rows = np.array(first.pop("All"))
     z, y = rows[:, :-1], rows[:, -1].astype(int)
     p = np.exp(z - z.max(axis=1, keepdims=True))
@@ -63,27 +88,29 @@ def test_metrics_have_the_same_bits_on_any_ranks_and_are_scikit_learns(tmp_path:
     for name, value in expected.items():
         assert first[name] == pytest.approx(value, rel=1e-12), name
     assert first["confusion"] == sk.confusion_matrix(y, z.argmax(axis=1)).tolist()
-    assert first["classes"] == list("0123456789") and "confusion" not in lines(tmp_path / "m1")[-1]
-    again = mpirun(2, "-m", "mpitrain", "evaluate", "m1", cwd=tmp_path)
-    told = json.loads(ok(again).out)
-    assert {name: told[name] for name in (*expected, "confusion")} == {name: first[name] for name in (*expected, "confusion")}
+    assert first["classes"] == list("0123456789") and "confusion" not in lines(folder / "one")[-1]
+    for name in (*expected, "confusion"):
+        assert told["evaluated"][name] == first[name]
 
 
-def test_ranks_that_have_parts_of_the_outputs_put_them_together(tmp_path: Path) -> None:
-    cut = ("mesh.tp=2", 'mesh.plan={head = "vocabulary"}')
-    one, two = (metrics(tmp_path, n, ASKED, *more) for n, more in ((1, ()), (2, cut)))
+@pytest.mark.slow
+def test_metrics_have_these_bits_on_two_and_four_ranks_and_two_stages_too(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    write(tmp_path)
+    keys = ("train.steps=20", "train.eval_every=20", *LAYOUT, ASKED)
+    many(tmp_path, *[(n, "run.toml", f"run.out=on{n}", *keys, *more) for n, more in ((1, ()), (2, ()), (4, ("mesh.pp=2",)))])
+    one, *others = (record(tmp_path / f"on{n}")["metrics"] for n in (1, 2, 4))
+    assert others == [one, one]
+
+
+def test_ranks_that_have_parts_of_the_outputs_put_them_together(runs: Any) -> None:
+    one, two = (record(runs[0] / name)["metrics"] for name in ("one", "cut"))
     assert np.array(two["All"]) == pytest.approx(np.array(one["All"]), rel=1e-3, abs=1e-4)
     assert two["auc"] == pytest.approx(one["auc"], abs=1e-4) and two["confusion"] == one["confusion"]
 
 
-def test_metrics_of_numbers_are_in_the_units_of_the_targets(tmp_path: Path) -> None:
-    rng = np.random.default_rng(1)
-    x = rng.normal(size=(300, 5)).astype(np.float32)
-    y = (1000 + 50 * x[:, :1] * [1, 2] + rng.normal(size=(300, 2))).astype(np.float32)
-    with h5py.File(tmp_path / "units.h5", "w") as file:
-        file["x"], file["y"] = x, y
-    found = metrics(tmp_path, 2, "model.inputs=5", "model.outputs=2", "data.path=units.h5", "train.loss=mse",
-                    "data.target_transform=standardise", 'train.metrics=["mine.py:All", "mae", "rmse", "r2", "relative_l2"]')
+def test_metrics_of_numbers_are_in_the_units_of_the_targets(runs: Any) -> None:
+    found = record(runs[0] / "units")["metrics"]
     rows = np.array(found["All"])
     p, true = rows[:, :2], rows[:, 2:]
     assert 800 < true.mean() < 1200 and found["mae"] == pytest.approx(np.abs(p - true).mean(), rel=1e-12)
@@ -110,41 +137,26 @@ def test_what_cannot_be_is_refused_in_a_line(tmp_path: Path, keys: list[str], wo
     assert all(word in str(error.value) for word in words), error.value
 
 
-def test_a_class_that_the_validation_rows_have_not_is_told_before_training(tmp_path: Path) -> None:
-    with h5py.File(tmp_path / "one.h5", "w") as file:
-        file["x"], file["y"] = np.ones((40, 64), np.float32), np.repeat([0, 1], [36, 4])
-    refused(train(2, write(tmp_path), "data.path=one.h5", "data.validation=tail:0.1", 'train.metrics=["auc"]', "model.outputs=2",
-                  "data.transform=[]", "train.batch_size=8"), 78, "auc", "no row of class 0", "stratified")
+def test_a_class_that_the_validation_rows_have_not_is_told_before_training(runs: Any) -> None:
+    found = runs[1]["lacking"]
+    assert found["status"] == 78 and all(word in found["message"] for word in ("auc", "no row of class 0", "stratified")), found
 
 
-EARLY = ("stop.patience=2", "stop.metric=accuracy", "stop.min_delta=0.5", "train.eval_every=5", "checkpoint.every=5",
-         "checkpoint.best_metric=accuracy", "checkpoint.keep=20")
-
-
-def test_a_run_ends_when_its_metric_has_not_become_better_also_when_resumed(tmp_path: Path) -> None:
-    ok(train(2, write(tmp_path), "run.out=whole", *EARLY))
-    about = record(tmp_path / "whole")
-    found = [line for line in lines(tmp_path / "whole") if line.get("split") == "validation"]
+def test_a_run_ends_when_its_metric_has_not_become_better_also_when_resumed(runs: Any) -> None:
+    folder, told = runs
+    about = record(folder / "early")
+    found = [line for line in lines(folder / "early") if line.get("split") == "validation"]
     assert about["status"] == "done" and about["steps"] == about["ended"]["step"] == found[-1]["step"] < 50
     assert "accuracy has not become better by more than 0.5 for 2 evaluations" in about["ended"]["reason"]
-    assert len(found) >= 3 and not (tmp_path / "whole" / "checkpoints" / "step-00000050").exists()
-    ok(train(2, write(tmp_path), "run.out=cut", *EARLY, f"train.steps={found[-2]['step']}", "optimizer.schedule=constant"))
-    ok(train(2, write(tmp_path), "run.out=all", *EARLY, "optimizer.schedule=constant"))
-    ok(train(2, write(tmp_path), "run.out=cut", *EARLY, "optimizer.schedule=constant", "--resume"))
-    assert record(tmp_path / "cut")["ended"] == record(tmp_path / "all")["ended"]
-    assert record(tmp_path / "cut")["parameters_sha256"] == record(tmp_path / "all")["parameters_sha256"]
-    best = max(found, key=lambda line: line["accuracy"])
-    told = json.loads(ok(mpirun(1, "-m", "mpitrain", "evaluate", "whole", "--best", cwd=tmp_path)).out)
-    assert told["accuracy"] == best["accuracy"]
+    assert len(found) >= 3 and about["steps"] > CUT_SHORT
+    assert not (folder / "early" / "checkpoints" / "step-00000050").exists()
+    assert told["shorter"]["steps"] == CUT_SHORT and told["resumed"] == told["early"]
+    assert told["best"]["accuracy"] == max(line["accuracy"] for line in found)
 
 
-def test_a_run_that_had_ended_stays_ended_until_it_is_given_more_patience(tmp_path: Path) -> None:
-    ok(train(1, write(tmp_path), *EARLY))
-    first = record(tmp_path / "runs" / "run")
-    ok(train(1, write(tmp_path), *EARLY, "--resume"))
-    assert record(tmp_path / "runs" / "run")["steps"] == first["steps"]
-    ok(train(1, write(tmp_path), *EARLY, "stop.patience=4", "--resume"))
-    assert record(tmp_path / "runs" / "run")["steps"] > first["steps"]
+def test_a_run_that_had_ended_stays_ended_until_it_is_given_more_patience(runs: Any) -> None:
+    folder, told = runs
+    assert told["ended"]["steps"] == told["resumed"]["steps"] < told["patient"]["steps"] == record(folder / "again")["steps"]
 
 
 def test_without_metrics_nothing_of_them_is_imported(tmp_path: Path) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from launch import mpirun
-from runs import lines, ok, record, refused, write
+from runs import lines, many, ok, record, refused, write
 
+from mpitrain.cli import main
 from mpitrain.data import split
+from mpitrain.errors import UsageError
 from mpitrain.train.build.inputs import balanced_weights, open_data
 
 
@@ -36,9 +38,9 @@ def test_the_folds_of_a_run_are_runs_whose_metrics_have_a_mean_and_a_deviation(t
     refused(there, there.rc, "fold-1", "--overwrite")
 
 
-def test_what_is_asked_of_folds_is_checked(tmp_path: Path) -> None:
-    write(tmp_path)
-    refused(mpirun(1, "-m", "mpitrain", "folds", "run.toml", "--k", "1", cwd=tmp_path), 64, "2 or more")
+def test_what_is_asked_of_folds_is_checked() -> None:
+    with pytest.raises(UsageError, match="2 or more"):
+        main(["folds", "run.toml", "--k", "1"])
 
 
 def test_balanced_weights_are_scikit_learns_of_the_training_rows() -> None:
@@ -56,11 +58,7 @@ def test_balanced_weights_are_scikit_learns_of_the_training_rows() -> None:
 def test_a_run_with_balanced_weights_is_the_run_with_these_numbers(tmp_path: Path) -> None:
     write(tmp_path)
     weights = balanced_weights(open_data("digits"))
-    told = []
-    for i, weight in enumerate(("balanced", json.dumps(weights))):
-        keys = (f"run.out=w{i}", f"train.weight={weight}", "train.steps=4")
-        ok(mpirun(1, "-m", "mpitrain", "train", "run.toml", *keys, cwd=tmp_path))
-        told.append(record(tmp_path / f"w{i}"))
-    assert told[0]["parameters_sha256"] == told[1]["parameters_sha256"] and told[0]["metrics"] == told[1]["metrics"]
-    again = json.loads(ok(mpirun(1, "-m", "mpitrain", "evaluate", "w0", cwd=tmp_path)).out)
-    assert again["loss"] == told[0]["metrics"]["loss"]
+    asked = [(1, "run.toml", f"run.out=w{i}", f"train.weight={weight}", "train.steps=4")
+             for i, weight in enumerate(("balanced", json.dumps(weights)))]
+    one, other, again = many(tmp_path, *asked, (1, "evaluate", "w0"))
+    assert one == other and again["loss"] == one["loss"]

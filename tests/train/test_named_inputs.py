@@ -5,7 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
-from runs import ok, record, refused, train, write
+from runs import many, record, refused, train, write
 
 import mpitrain
 from mpitrain.autograd import Tensor
@@ -62,17 +62,23 @@ def inspected(path, *overrides):
     return list(inspect_config(load_config(path, list(overrides)), 2))
 
 
-def test_every_layout_gives_one_hash_and_predictions_are_those_of_the_model(tmp_path):
-    path = folder_of(tmp_path)
-    for out, n, *more in (("one", 1), ("two", 2), ("stages", 2, "mesh.pp=2", "train.recompute=true"),
-                          ("plain", 1, "data.path=d.h5", "data.y=labels", NAMED)):
-        ok(train(n, path, f"run.out={out}", *more))
-    hashes = {out: record(tmp_path / out)["parameters_sha256"] for out in ("one", "two", "stages", "plain")}
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    folder_of(folder)
+    ways = (("one", 1), ("two", 2), ("stages", 2, "mesh.pp=2", "train.recompute=true"),
+            ("plain", 1, "data.path=d.h5", "data.y=labels", NAMED))
+    many(folder, *[(n, "run.toml", f"run.out={out}", *more) for out, n, *more in ways])
+    return folder
+
+
+def test_every_layout_gives_one_hash_and_predictions_are_those_of_the_model(runs):
+    hashes = {out: record(runs / out)["parameters_sha256"] for out in ("one", "two", "stages", "plain")}
     assert len(set(hashes.values())) == 1, hashes
-    assert load_config(tmp_path / "one" / "config.toml", []).data.x == {"tokens": "/x.tokens", "values": "/x.values"}
-    model, (tokens, values, _) = mpitrain.load(tmp_path / "one"), rows()
+    assert load_config(runs / "one" / "config.toml", []).data.x == {"tokens": "/x.tokens", "values": "/x.values"}
+    model, (tokens, values, _) = mpitrain.load(runs / "one"), rows()
     found = model.predict({"tokens": tokens, "values": values})
-    scaled = (values - values[model_rows(tmp_path)].mean(0)) / values[model_rows(tmp_path)].std(0)
+    scaled = (values - values[model_rows(runs)].mean(0)) / values[model_rows(runs)].std(0)
     direct = model.model(tokens=Tensor(tokens), values=Tensor(scaled.astype(np.float32))).array
     np.testing.assert_allclose(found, direct, rtol=1e-5, atol=1e-6)
 
@@ -138,9 +144,8 @@ def test_a_model_that_wants_names_says_so_of_data_without(tmp_path):
         inspected(path, "data.path=d.h5", "data.x=ids", "data.y=labels", "data.transform=[]", "model.features=3")
 
 
-def test_predictions_refuse_other_names_and_broken_integers(tmp_path):
-    ok(train(1, folder_of(tmp_path), "run.out=run"))
-    model, (tokens, values, _) = mpitrain.load(tmp_path / "run"), rows()
+def test_predictions_refuse_other_names_and_broken_integers(runs):
+    model, (tokens, values, _) = mpitrain.load(runs / "one"), rows()
     with pytest.raises(ConfigError, match='needs the input "tokens"'):
         model.predict({"values": values})
     with pytest.raises(ShapeError, match="as many rows"):
@@ -165,4 +170,4 @@ def test_an_integer_that_a_table_lacks_is_named_with_its_row_before_training(tmp
 
 
 def test_an_unknown_name_ends_the_run_before_it_starts(tmp_path):
-    refused(train(2, folder_of(tmp_path), "data.x={ids='x.tokens',values='x.values'}", "data.y=y"), 78, 'the input "ids"')
+    refused(train(1, folder_of(tmp_path), "data.x={ids='x.tokens',values='x.values'}", "data.y=y"), 78, 'the input "ids"')

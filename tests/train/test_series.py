@@ -5,7 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
-from runs import ok, record, train, write
+from runs import many, record, write
 
 import mpitrain
 from mpitrain.config import load_config
@@ -96,9 +96,8 @@ def test_statistics_are_those_of_the_steps_that_train(tmp_path):
 
 
 def test_ranks_agree_and_predictions_have_the_units_of_the_targets(tmp_path):
-    path = written(tmp_path)
-    for n in (1, 2):
-        ok(train(n, path, f"run.out=on{n}"))
+    written(tmp_path)
+    many(tmp_path, *[(n, "run.toml", f"run.out=on{n}") for n in (1, 2)])
     assert record(tmp_path / "on1")["parameters_sha256"] == record(tmp_path / "on2")["parameters_sha256"]
     assert load_config(tmp_path / "on1" / "config.toml", []).model.arguments == {"length": 5, "features": 2, "horizon": 2}
     model = mpitrain.load(tmp_path / "on1")

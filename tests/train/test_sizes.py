@@ -5,7 +5,7 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
-from runs import SMALL, ok, record, train, write
+from runs import SMALL, many, ok, record, train, write
 
 from mpitrain.config import load_config
 from mpitrain.data.importers import import_text
@@ -38,10 +38,11 @@ def sized(folder, parameters, more="", loss="cross_entropy"):
 
 
 def test_a_run_without_sizes_is_the_run_with_them_and_keeps_them(tmp_path):
-    result = ok(train(2, write(tmp_path, NONE), "run.out=found", *LAYOUT))
+    result = ok(train(1, write(tmp_path, NONE), "run.out=found", *LAYOUT))
     assert "sizes from the data: model.inputs = 64, model.outputs = 10" in result.out
-    ok(train(1, write(tmp_path), "run.out=typed", *LAYOUT))
-    assert record(tmp_path / "found")["parameters_sha256"] == record(tmp_path / "typed")["parameters_sha256"]
+    write(tmp_path, name="typed.toml")
+    typed, again = many(tmp_path, *[(n, name, f"run.out=on{n}", *LAYOUT) for n, name in ((1, "typed.toml"), (2, "run.toml"))])
+    assert record(tmp_path / "found")["parameters_sha256"] == typed["parameters_sha256"] == again["parameters_sha256"]
     kept = load_config(tmp_path / "found" / "config.toml", [])
     assert kept.model.arguments == {"hidden": [32], "inputs": 64, "outputs": 10}
     assert any("10" in line for line in inspect(tmp_path / "found", []))

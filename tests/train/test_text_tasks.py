@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from runs import lines, ok, refused, train, without_times, write
+import pytest
+from runs import lines, many, without_times, write
 
 from mpitrain.data import write_shards
 
@@ -37,15 +39,6 @@ every = 1
 """
 
 
-def test_masked_training_is_the_same_on_one_and_two_ranks(tmp_path: Path):
-    write_shards(tmp_path / "text", np.random.default_rng(0).integers(0, 30, 400), kind="tokens")
-    found = []
-    for n in (1, 2):
-        ok(train(n, write(tmp_path, CONFIG), f"run.out={tmp_path / str(n)}"))
-        found.append(without_times(lines(tmp_path / str(n))))
-    assert found[0] == found[1] and any("accuracy" in line for line in found[0])
-
-
 T5 = """
 [model]
 name = "t5"
@@ -69,12 +62,25 @@ micro_batches = 2
 """
 
 
-def test_spans_train_an_encoder_and_a_decoder(tmp_path: Path):
-    write_shards(tmp_path / "text", np.random.default_rng(0).integers(0, 30, 400), kind="tokens")
-    config = write(tmp_path, T5)
-    losses = []
-    for n, mesh in ((1, "mesh.pp=1"), (2, "mesh.pp=2")):
-        ok(train(n, config, mesh, f"run.out={tmp_path / str(n)}"))
-        losses.append([line["loss"] for line in lines(tmp_path / str(n))])
-    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    refused(train(1, config, "model.source=30", f"run.out={tmp_path / 'other'}"), 65, "(16, 40)", "the targets are (9,)")
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("runs")
+    write_shards(folder / "text", np.random.default_rng(0).integers(0, 30, 400), kind="tokens")
+    write(folder, CONFIG, "bert.toml")
+    write(folder, T5, "t5.toml")
+    return folder, many(folder, (1, "bert.toml", "run.out=bert1"), (2, "bert.toml", "run.out=bert2"),
+                        (1, "t5.toml", "run.out=t5"), (2, "t5.toml", "run.out=pp", "mesh.pp=2"),
+                        (1, "t5.toml", "run.out=other", "model.source=30"))
+
+
+def test_masked_training_is_the_same_on_one_and_two_ranks(runs: Any) -> None:
+    one, two = (without_times(lines(runs[0] / f"bert{n}")) for n in (1, 2))
+    assert one == two and any("accuracy" in line for line in one)
+
+
+def test_spans_train_an_encoder_and_a_decoder(runs: Any) -> None:
+    folder, told = runs
+    one, two = ([line["loss"] for line in lines(folder / out)] for out in ("t5", "pp"))
+    np.testing.assert_allclose(two, one, rtol=1e-5)
+    assert told[-1]["status"] == 65
+    assert all(words in told[-1]["message"] for words in ("(16, 40)", "the targets are (9,)")), told[-1]
