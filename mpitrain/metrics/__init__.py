@@ -112,6 +112,7 @@ class Metric:
     scalar = True
     label = ""
     compares = False         # True: it compares rows of a class with others, so `refuse` is told how many each class has.
+    of_rows = True           # False: it is of single numbers, wherever they stand in their rows, which mesh.cp cuts.
 
     def part(self, seen: Seen) -> Any:
         """The array of a chunk of rows."""

@@ -21,7 +21,7 @@ AVERAGES = ("auto", "binary", "macro", "micro", "weighted")
 class Confusion(Metric):
     """The number of labels of class i that the model takes for class j: row i, column j. With `normalise`, shares of row i."""
 
-    kinds, adds, scalar = ("classes", "binary"), "counts", False
+    kinds, adds, scalar, of_rows = ("classes", "binary"), "counts", False, False
 
     def __init__(self, normalise: bool = False):
         self.normalise = normalise
@@ -166,7 +166,7 @@ class LogLoss(Metric):
     binary targets may be shares."""
 
     kinds: ClassVar[Sequence[str]] = ("classes", "binary")
-    better = LOWER
+    better, of_rows = LOWER, False
 
     def refuse(self, about: About) -> None:
         if about.outputs_are == "scores":

@@ -47,8 +47,8 @@ class Measure:
         self.parts: list[dict[int, Any]] = [{} for _ in self.metrics]
 
     def see(self, chunk: int | None, output: Tensor, y: Any) -> None:
-        """The outputs of a chunk, on ranks of the last stage; None: of one that another rank counts. It communicates where ranks
-        have parts of the outputs."""
+        """The outputs of a chunk, or of this rank's positions of its rows, and their targets, on ranks of the last stage; None:
+        of a chunk that another rank counts. It communicates where ranks have parts of the outputs."""
         whole = self.context.whole_outputs(output.array)
         if chunk is None or not self.context.counts:
             return
@@ -127,9 +127,9 @@ def common(metric: Metric, shapes: Sequence[tuple[int, ...]], slots: int) -> tup
     return most
 
 
-def refuse_unfit(metrics: Sequence[Metric], loss: Any, tried: Trial, inputs: Inputs, control: Objects) -> None:
+def refuse_unfit(metrics: Sequence[Metric], loss: Any, tried: Trial, inputs: Inputs, control: Objects, *, cp: int) -> None:
     """ConfigError, before training and on all ranks alike, for the first metric that is not defined for the outputs, the loss and
-    the validation rows. It communicates where a metric wants each class to be there."""
+    the validation rows, each of which `cp` ranks share. It communicates where a metric wants each class to be there."""
     counts = None
     if any(metric.compares for metric in metrics) and loss.kind in ("classes", "binary"):
         counts = on_first(control, lambda: class_counts(inputs, tried.n_classes, tried.ignore))
@@ -137,9 +137,18 @@ def refuse_unfit(metrics: Sequence[Metric], loss: Any, tried: Trial, inputs: Inp
         about = About(loss.kind, getattr(loss, "outputs_are", "logits"), tried.n_classes, tried.shape[1:],
                       len(inputs.validation_rows), None if counts is None else np.array(counts))
         refuse_metrics(metrics, about)
+        refuse_cut_rows(metrics, loss.kind, cp)
         for metric in metrics:
             if is_own(metric) and loss.kind != "rows":
                 try_metric(metric, about)
+
+
+def refuse_cut_rows(metrics: Sequence[Metric], kind: str, cp: int) -> None:
+    """ConfigError for the first metric of whole rows where ranks have parts of them. Of classes a row is a label."""
+    for metric in metrics:
+        if cp > 1 and kind != "classes" and metric.of_rows:
+            raise ConfigError(f'train.metrics: "{metric.label}" is of whole rows, and mesh.cp = {cp} cuts them; set mesh.cp = 1, '
+                              "or leave it out")
 
 
 def try_metric(metric: Metric, about: About) -> None:

@@ -15,8 +15,11 @@ from launch import mpirun
 from runs import SMALL, lines, ok, record, refused, train, write
 
 from mpitrain.config import load_config
+from mpitrain.data import write_shards
 from mpitrain.errors import ConfigError
+from mpitrain.metrics import find_metrics
 from mpitrain.plan.inspect import inspect_config
+from mpitrain.train.measure import refuse_cut_rows
 
 OWN = """
 import numpy as np
@@ -74,6 +77,45 @@ def test_ranks_that_have_parts_of_the_outputs_put_them_together(tmp_path: Path) 
     one, two = (metrics(tmp_path, n, ASKED, *more) for n, more in ((1, ()), (2, cut)))
     assert np.array(two["All"]) == pytest.approx(np.array(one["All"]), rel=1e-3, abs=1e-4)
     assert two["auc"] == pytest.approx(one["auc"], abs=1e-4) and two["confusion"] == one["confusion"]
+
+
+TEXT = """
+[model]
+name = "gpt"
+vocabulary = 12
+block = 16
+layers = 1
+heads = 2
+width = 16
+[data]
+path = "words"
+validation = "tail:0.2"
+[train]
+steps = 2
+batch_size = 8
+micro_batches = 2
+metrics = ["perplexity", "f1", "confusion"]
+"""
+
+
+def test_ranks_that_share_the_positions_of_rows_count_their_own(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 12, 1000).astype(np.uint8)
+    write_shards(tmp_path / "words", tokens, kind="tokens", vocabulary=list("abcdefghijkl"))
+    found = []
+    for n in (1, 2):
+        ok(train(n, write(tmp_path, TEXT), f"run.out=cp{n}", f"mesh.cp={n}"))
+        found.append(record(tmp_path / f"cp{n}")["metrics"])
+    one, two = found
+    assert np.sum(two["confusion"]) == np.sum(one["confusion"]) == 199      # all tokens of the last fifth but the first
+    assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-5) and two["f1"] == pytest.approx(one["f1"], abs=0.02)
+
+
+def test_metrics_of_whole_rows_are_refused_where_ranks_have_parts_of_them() -> None:
+    refuse_cut_rows(find_metrics(["mae", "rmse"]), "values", 2)
+    refuse_cut_rows(find_metrics(["auc"]), "classes", 2)
+    for name, kind in (("r2", "values"), ("relative_l2", "values"), ("auc", "binary")):
+        with pytest.raises(ConfigError, match=f'"{name}" is of whole rows, and mesh.cp = 2 cuts them'):
+            refuse_cut_rows(find_metrics([name]), kind, 2)
 
 
 def test_metrics_of_numbers_are_in_the_units_of_the_targets(tmp_path: Path) -> None:
