@@ -155,7 +155,8 @@ class TopK(Metric):
         own = seen.outputs[np.arange(len(seen.labels)), seen.labels][:, None]
         later = np.arange(seen.outputs.shape[1]) > seen.labels[:, None]
         before = ((seen.outputs > own) | ((seen.outputs == own) & later)).sum(axis=1)
-        return np.array([(before < self.k).sum(), len(before)])
+        found = (before < self.k) & ~np.isnan(seen.outputs).any(axis=1)       # NaN is smaller than nothing.
+        return np.array([found.sum(), len(found)])
 
     def value(self, total: Values) -> float:
         return int(total[0]) / max(int(total[1]), 1)

@@ -102,6 +102,13 @@ def test_top_k_breaks_ties_as_scikit_learn(k: int) -> None:
     assert measured({"name": "top_k", "k": k}, z, y, "classes") == sk.top_k_accuracy_score(y, z, k=k, labels=range(5))
 
 
+def test_outputs_that_are_no_numbers_find_nothing() -> None:
+    z, y, _ = classes(40, 5)
+    z[:10], z[10:20, 2] = np.nan, np.nan
+    kept = measured({"name": "top_k", "k": 3}, z[20:], y[20:], "classes")
+    assert measured({"name": "top_k", "k": 3}, z, y, "classes") == kept / 2 > 0
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_area_of_two_classes_counts_ties_as_halves(ties: bool) -> None:
     z, y, _ = classes(300, 2, ties=ties)
