@@ -8,7 +8,8 @@ A slot is written by one rank, and zeros are added to it, so nothing is rounded 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,8 +72,9 @@ class Measure:
             found = [tuple(shape) for of_rank in shapes for shape in of_rank[i]]
             with symmetric():
                 most = common(metric, found, self.n_chunks * self.n_along)
-            value = call(metric.value, f'the metric "{metric.label}"', {}, self._total(metric, self.parts[i], most))
-            (numbers if metric.scalar else tables)[metric.label] = value
+            total = self._total(metric, self.parts[i], most)
+            with symmetric():
+                (numbers if metric.scalar else tables)[metric.label] = value_of(metric, total)
         self.begin()
         return numbers, tables
 
@@ -112,6 +114,33 @@ def part_of(metric: Metric, seen: Seen) -> Any:
         raise ConfigError(f"{what} adds {metric.adds}, so its part must be an array of {form}, found {part.dtype} of shape "
                           f"{part.shape}")
     return part.astype(np.int64 if metric.adds == "counts" else np.float64)
+
+
+def value_of(metric: Metric, total: Any) -> Any:
+    """A metric's value: a number, or a table that JSON holds. ConfigError where it fails, or gives something else."""
+    what = f'the metric "{metric.label}"'
+    value = call(metric.value, what, {}, total)
+    if not metric.scalar:
+        try:
+            return plain_table(value)
+        except TypeError as error:
+            raise ConfigError(f"{what} must give a table of numbers, texts, lists and dicts, found {error}; change it") from None
+    if not (hasattr(value, "__float__") and np.ndim(value) == 0):
+        raise ConfigError(f"{what} must give a number, found {named(value)}; set scalar = False in it if it is a table")
+    return float(value)
+
+
+def plain_table(value: Any) -> Any:
+    """Arrays as lists, NumPy's numbers as Python's, NaN and the infinities as None. TypeError for what JSON does not hold."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain_table(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_table(one) for one in value]
+    if not isinstance(value, int | float | str | None):
+        raise TypeError(named(value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def common(metric: Metric, shapes: Sequence[tuple[int, ...]], slots: int) -> tuple[int, ...]:
@@ -157,10 +186,7 @@ def try_metric(metric: Metric, about: About) -> None:
     targets = np.arange(4 * int(np.prod(about.shape[:-1]))).reshape(4, *about.shape[:-1]) % (about.n_classes or 2) \
         if about.kind == "classes" else np.round(outputs)
     part = part_of(metric, Seen(outputs, targets, about.kind, about.outputs_are))
-    value = call(metric.value, f'the metric "{metric.label}"', {}, part[None] if metric.adds == "sums" else part)
-    if metric.scalar and not (hasattr(value, "__float__") and np.ndim(value) == 0):
-        raise ConfigError(f'the metric "{metric.label}" must give a number, found {named(value)}; set scalar = False in it '
-                          "if it is a table")
+    value_of(metric, part[None] if metric.adds == "sums" else part)
 
 
 def class_counts(inputs: Inputs, n_classes: int | None, ignore: int | None) -> list[list[int]] | None:

@@ -34,6 +34,17 @@ class All(Metric):
     def value(self, total):
         return total.tolist()
 
+class Table(Metric):
+    adds, scalar = "counts", False
+    def part(self, seen):
+        return np.bincount(seen.predicted, minlength=10)
+    def value(self, total):
+        return {"share": total / 0.0, "most": total.max(), 3: total[:2]}
+
+class Odd(Table):
+    def value(self, total):
+        return {1, 2}
+
 class Wrong(Metric):
     def part(self, seen):
         return np.zeros(2) / seen.nothing
@@ -134,10 +145,17 @@ def test_metrics_of_numbers_are_in_the_units_of_the_targets(tmp_path: Path) -> N
     assert found["r2"] == pytest.approx((1 - ((p - true) ** 2).sum(axis=0) / spread).mean(), rel=1e-11)
 
 
+def test_a_table_of_ones_own_is_written_whatever_numbers_it_has(tmp_path: Path) -> None:
+    with np.errstate(all="ignore"):
+        found = metrics(tmp_path, 1, 'train.metrics=["mine.py:Table"]')["Table"]
+    assert found["share"] == [None] * 10 and 0 < found["most"] <= 359 and len(found["3"]) == 2
+
+
 @pytest.mark.parametrize("keys, words", [
     (['train.metrics=["mae"]'], ["mae", "labels of classes"]), (['train.metrics=["F1"]'], ["unknown metric", "f1"]),
     (['train.metrics=[{name="top_k", k=11}]'], ["k = 11", "10 classes"]),
     (['train.metrics=["mine.py:Wrong"]'], ["Wrong", "nothing", "mine.py"]),
+    (['train.metrics=["mine.py:Odd"]'], ['"Odd" must give a table of numbers', "set"]),
     (["stop.patience=2", "stop.metric=f1"], ["stop.metric", "f1"]),
     (["checkpoint.best_metric=auc"], ["checkpoint.best_metric", "auc"]),
     (["stop.patience=2", "data.validation=0"], ["stop.patience = 2 follows evaluations"]),
