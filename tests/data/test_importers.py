@@ -113,6 +113,26 @@ def test_columns_of_categories_become_codes_behind_the_numbers_or_an_input_of_th
         assert words in caught.value.message
 
 
+@pytest.mark.parametrize(("code", "by_name", "words"), [
+    (1 << 24, False, ""), (1 + (1 << 24), False, "16777217 in column \"item\" is larger than 16777216"),
+    (1 + (1 << 24), True, ""), (10 ** 23, True, "count from 0 without gaps")])
+def test_a_code_that_would_become_another_number_is_refused(tmp_path: Path, code: int, by_name: bool, words: str) -> None:
+    (tmp_path / "a.csv").write_text(f"age,item,rich\n1,7,0\n2,{code},1\n3,{code - 1},1\n")
+    if not words:
+        x, _, _ = everything(import_csv(tmp_path / "a.csv", tmp_path / "1", integers=["item"], by_name=by_name))
+        assert (x.values["codes"][:, 0] if by_name else x[:, 1]).tolist() == [7, code, code - 1]
+        return
+    with pytest.raises(DataError) as caught:
+        import_csv(tmp_path / "a.csv", tmp_path / "1", integers=["item"], by_name=by_name)
+    assert words in caught.value.message and caught.value.row == 1
+
+
+def test_a_table_of_a_header_alone_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,item,rich\n")
+    with pytest.raises(DataError, match="there are no rows"):
+        import_csv(tmp_path / "a.csv", tmp_path / "1", integers=["item"])
+
+
 def test_the_first_line_of_a_csv_table_without_a_header_says_how_many_columns_there_are(tmp_path: Path) -> None:
     (tmp_path / "one.csv").write_text("1,2,0.5\n")
     x, y, _ = everything(import_csv(tmp_path / "one.csv", tmp_path / "1"))
