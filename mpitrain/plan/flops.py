@@ -23,6 +23,7 @@ import numpy as np
 from mpitrain.autograd import Function, Tensor, no_grad
 from mpitrain.backend import Array, random
 from mpitrain.nn import Module
+from mpitrain.nn.by_name import ByName
 from mpitrain.ops.attention import Attention, MaskedAttention, SelfAttention
 from mpitrain.ops.contraction import Contract
 from mpitrain.ops.conv import Conv2d, ConvTranspose2d
@@ -56,18 +57,21 @@ class Work(NamedTuple):
         return TRAINING * self.forward
 
 
-def count(model: Module, sample: Array) -> Work:
-    """The work of `model`, which has been described or not and keeps no memory from this, on one sample (1, ...).
+def count(model: Module, sample: Array | ByName) -> Work:
+    """The work of `model`, which has been described or not and keeps no memory from this, on one sample (1, ...), or one of
+    inputs by name.
 
     Numbers in the sample count for nothing but token numbers, which must be in the vocabulary.
     """
-    given = sample.astype(np.float32) if sample.dtype.kind == "f" else sample
+    given: Any = sample
+    if not isinstance(sample, ByName):
+        given = Tensor(sample.astype(np.float32) if sample.dtype.kind == "f" else sample)
     was = [module for module in model.modules() if module.training]
     model.eval()
     try:
         scope = random.Scope(0, 0, np.zeros(1, np.uint64))
         with lent_memory([model], "float32"), no_grad(), _counting() as work, random.use(scope):
-            model(Tensor(given))
+            model(given)
     finally:
         for module in was:
             module.training = True

@@ -22,6 +22,7 @@ from mpitrain.data import report
 from mpitrain.data.transforms import FIT_ROWS
 from mpitrain.errors import MissingError, MpitrainError, UsageError, name_and_text
 from mpitrain.errors import place as where
+from mpitrain.nn.by_name import ByName
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
@@ -142,7 +143,8 @@ def open_data(config: Config) -> Inputs:
 def work_line(model: nn.Module, inputs: Inputs) -> str:
     """The multiply-adds of a sample, of a model that no rank has a part of yet."""
     try:
-        work = count(model, Feed(CPU, np.dtype("float32"), tokens=inputs.tokens).inputs(inputs.sample()[0]))
+        sample = Feed(CPU, np.dtype("float32"), tokens=inputs.tokens).tensors(inputs.sample()[0])
+        work = count(model, sample if isinstance(sample, ByName) else sample.array)
     except Exception as error:               # a model of one's own that zeros do not suit, or an error that is told below
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, where(error))
         return f"multiply-adds of a sample: not counted ({why})"

@@ -8,6 +8,9 @@ import numpy as np
 from runs import lines, ok, refused, train, without_times, write
 
 from mpitrain.data import write_shards
+from mpitrain.plan.inspect import open_data
+from mpitrain.train.build.saved import load
+from mpitrain.verbs import first_rows
 
 CONFIG = """
 [model]
@@ -77,4 +80,8 @@ def test_spans_train_an_encoder_and_a_decoder(tmp_path: Path):
         ok(train(n, config, mesh, f"run.out={tmp_path / str(n)}"))
         losses.append([line["loss"] for line in lines(tmp_path / str(n))])
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    saved = load(tmp_path / "1")
+    rows = first_rows(saved, 3)                   # source and answer, not windows of text: what verbs look at the model with
+    np.testing.assert_array_equal(rows, open_data(saved.config).sample(3)[0])
+    assert rows.shape == (3, 46) and first_rows(saved, 3, tokens=100).shape == (2, 46)
     refused(train(1, config, "model.source=30", f"run.out={tmp_path / 'other'}"), 65, "(16, 40)", "the targets are (9,)")
