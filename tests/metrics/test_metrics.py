@@ -154,7 +154,9 @@ def test_probabilities_of_0_and_1_cost_nothing_where_they_are_right() -> None:
 @pytest.mark.parametrize("entry, words", [
     ("acuracy", ['unknown metric "acuracy"', "accuracy"]), ({"k": 3}, ["a table is a name"]),
     ({"name": "top_k", "n": 3}, ["no train.metrics.n"]), ({"name": "f1", "average": "mean"}, ["an average is one of"]),
-    ({"name": "top_k", "k": 0}, ["1 or more"]), ("loss", ["unknown metric"])])
+    ({"name": "top_k", "k": 0}, ["1 or more"]),
+    ({"name": "f1", "label": "step"}, ['"step" is in results by itself', "another label"]),
+    ({"name": "confusion", "label": "accuracy"}, ['"accuracy" is in results by itself']), ("loss", ["unknown metric"])])
 def test_what_is_no_metric_is_refused(entry: Any, words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         find_metrics([entry])
