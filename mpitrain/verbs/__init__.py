@@ -99,7 +99,7 @@ def add_step(parser: ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=_step, metavar="N", help="the checkpoint of this step (default: the newest)")
     which.add_argument("--best", dest="step", action="store_const", const="best",
-                       help="the checkpoint with the lowest validation loss")
+                       help="the checkpoint with the lowest validation loss, or the best checkpoint.best_metric")
 
 
 def _step(text: str) -> int:

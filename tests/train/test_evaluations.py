@@ -41,6 +41,12 @@ class Table(Metric):
     def value(self, total):
         return {"share": total / 0.0, "most": total.max(), 3: total[:2]}
 
+class Never(Metric):
+    def part(self, seen):
+        return np.zeros(1)
+    def value(self, total):
+        return float("nan")
+
 class Odd(Table):
     def value(self, total):
         return {1, 2}
@@ -147,7 +153,9 @@ def test_metrics_of_numbers_are_in_the_units_of_the_targets(tmp_path: Path) -> N
 
 def test_a_table_of_ones_own_is_written_whatever_numbers_it_has(tmp_path: Path) -> None:
     with np.errstate(all="ignore"):
-        found = metrics(tmp_path, 1, 'train.metrics=["mine.py:Table"]')["Table"]
+        whole = metrics(tmp_path, 1, asked := 'train.metrics=["mine.py:Table", "mine.py:Never"]')
+    found = whole["Table"]
+    assert whole["Never"] is None and metrics(tmp_path, 1, asked, "--resume") == whole         # nothing was left to do
     assert found["share"] == [None] * 10 and 0 < found["most"] <= 359 and len(found["3"]) == 2
 
 
