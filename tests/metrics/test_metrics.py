@@ -41,7 +41,7 @@ def test_metrics_of_numbers_are_scikit_learns(shape: tuple[int, ...], offset: fl
     for name, expected in (("mae", sk.mean_absolute_error(y, out)), ("mse", sk.mean_squared_error(y, out)),
                            ("rmse", np.sqrt(sk.mean_squared_error(y, out))), ("r2", sk.r2_score(y, out)),
                            ({"name": "r2", "outputs": "variance"}, sk.r2_score(y, out, multioutput="variance_weighted"))):
-        assert measured(name, p, y, "values") == pytest.approx(expected, rel=1e-12 if not offset else 1e-10), name
+        assert measured(name, p, y, "values") == pytest.approx(expected, rel=1e-12), name
 
 
 def test_r2_of_targets_that_never_change_is_as_scikit_learns() -> None:
