@@ -12,7 +12,7 @@ from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import on_first
 from mpitrain.errors import CheckpointError, MissingError
 
-BEST = "best"                    # the checkpoint with the lowest validation loss, as a step
+BEST = "best"                    # the checkpoint with the lowest validation loss, or the best of another metric, as a step
 
 
 def chosen(folder: Path, step: int | str | None = None, channel: Objects = ALONE, purpose: Purpose = READ) -> Checkpoint:

@@ -11,6 +11,7 @@ import numpy as np
 from mpitrain.data.shards import Values
 from mpitrain.errors import ConfigError, DataError, nearest
 
+MOST_FLOAT, MOST_WHOLE = 1 << 24, (1 << 63) - 2
 NUMBERS, CODES = "numbers", "codes"       # inputs by name: columns of numbers, and those of categories
 Known = dict[str, list[str] | int]        # column -> the words of codes 0, 1, ..., or how many codes there are
 
@@ -22,9 +23,12 @@ class Asked(NamedTuple):
     integers: Sequence[str] = ()
 
 
-def coded(lines: Sequence[Sequence[str]], names: Sequence[str], asked: Asked, target: int, source: Path) -> tuple[Values, Known]:
+def coded(lines: Sequence[Sequence[str]], names: Sequence[str], asked: Asked, target: int, source: Path, *,
+          whole: bool) -> tuple[Values, Known]:
     """The codes (rows, columns) of these columns of a table, words first, and what they stand for. Words are numbered in sorted
-    order. ConfigError for a column that is not there, or the target's; DataError at a cell that is no code."""
+    order. ConfigError for a column that is not there, or the target's; DataError at a cell that is no code, or one that the
+    column does not hold: they stay `whole` numbers, or become float32."""
+    most, kind = (MOST_WHOLE, "int64") if whole else (MOST_FLOAT, "float32")
     codes, known = [], dict[str, Any]()
     for name in (*asked.words, *asked.integers):
         column = _column(name, names, target, source)
@@ -41,7 +45,11 @@ def coded(lines: Sequence[Sequence[str]], names: Sequence[str], asked: Asked, ta
                 raise DataError(f'"{cells[wrong]}" in column "{name}" is no whole number from 0 up; name the column among '
                                 "--categories, if its cells are words", file=source, row=wrong)
             codes.append([int(cell) for cell in cells])
-            known[name] = max(codes[-1]) + 1
+            if (largest := max(codes[-1], default=-1)) > most:
+                advice = "" if whole else ", or keep them apart as whole numbers, --by-name"
+                raise DataError(f'the code {largest} in column "{name}" is larger than {most}, up to which {kind} holds each '
+                                f"whole number; count from 0 without gaps{advice}", file=source, row=codes[-1].index(largest))
+            known[name] = largest + 1
     return np.array(codes, np.int64).T.reshape(len(lines), len(codes)), known
 
 

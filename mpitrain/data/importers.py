@@ -188,7 +188,7 @@ def import_csv(source: Path | str, out: Path | str, *, label: str | int = -1, ki
         if len(cells) != len(names):
             raise DataError(f"{len(cells)} columns, but the first line has {len(names)}", file=source, row=row)
     asked = Asked(categories, integers)
-    codes, known = coded(body, names, asked, column, source)
+    codes, known = coded(body, names, asked, column, source, whole=by_name)
     plain = [i for i, name in enumerate(names) if i != column and name not in known]
     x = np.empty((len(body), len(plain)), np.float32)
     for row, cells in enumerate(body):

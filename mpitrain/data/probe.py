@@ -147,6 +147,21 @@ def check_validation(training: Mapping[str, Any], validation: Mapping[str, Any])
             raise DataError(f"rows of {found} {_shape(have, 1)}, but the training data ({Path(first['file']).name}) have rows of "
                             f"{wanted} {_shape(want, 1)}; data.validation must have rows like them", file=file["file"],
                             dataset=have["name"])
+    refuse_other_codes(training.get("categories") or {}, validation.get("categories") or {}, file["file"])
+
+
+def refuse_other_codes(training: Mapping[str, Any], validation: Mapping[str, Any], file: str) -> None:
+    """DataError where a column's codes stand for other words than in training: then no shape tells the tables apart."""
+    if training and validation and list(training) != list(validation):
+        raise DataError(f"the columns of categories are {', '.join(validation)}, and in the training data {', '.join(training)}; "
+                        "import both alike", file=file)
+    for column, words in training.items() if validation else ():
+        if isinstance(words, list) and isinstance(validation[column], list):
+            for code, (here, there) in enumerate(zip(validation[column], words)):
+                if here != there:
+                    raise DataError(f'the code {code} of the column "{column}" is "{here}", and in the training data "{there}"; '
+                                    "import all rows as one table, and set data.validation to a share or a fold of them",
+                                    file=file)
 
 
 def _shape(dataset: dict[str, Any], start: int = 0) -> str:

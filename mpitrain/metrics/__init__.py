@@ -31,6 +31,7 @@ Values = NDArray[Any]
 KEY = "train.metrics"
 HIGHER, LOWER = "higher", "lower"
 LOSS, ACCURACY = "loss", "accuracy"               # metrics that each evaluation has; the latter only of classes
+TAKEN = ("step", "epoch", "split", "seconds", "classes")      # what else is in the results of an evaluation
 
 
 class About(NamedTuple):
@@ -112,6 +113,7 @@ class Metric:
     scalar = True
     label = ""
     compares = False         # True: it compares rows of a class with others, so `refuse` is told how many each class has.
+    of_rows = True           # False: it is of single numbers, wherever they stand in their rows, which mesh.cp cuts.
 
     def part(self, seen: Seen) -> Any:
         """The array of a chunk of rows."""
@@ -163,6 +165,8 @@ def find_metrics(asked: Sequence[str | Mapping[str, Any]], folder: Path | None =
             raise ConfigError(f'{what} must give an mpitrain.metrics.Metric, whose adds is "counts", "sums" or "rows", found '
                               f"{named(made)}")
         made.label = label or made.title or name.rpartition(":")[2]
+        if made.label in TAKEN or made.label == ACCURACY and name != ACCURACY:
+            raise ConfigError(f'{what}: "{made.label}" is in results by itself; give the metric another label')
         if made.label in found:
             raise ConfigError(f'{what}: another metric is called "{made.label}" too; give one of them a label: '
                               f'{{name = "{name}", label = "..."}}')

@@ -21,7 +21,7 @@ AVERAGES = ("auto", "binary", "macro", "micro", "weighted")
 class Confusion(Metric):
     """The number of labels of class i that the model takes for class j: row i, column j. With `normalise`, shares of row i."""
 
-    kinds, adds, scalar = ("classes", "binary"), "counts", False
+    kinds, adds, scalar, of_rows = ("classes", "binary"), "counts", False, False
 
     def __init__(self, normalise: bool = False):
         self.normalise = normalise
@@ -155,7 +155,8 @@ class TopK(Metric):
         own = seen.outputs[np.arange(len(seen.labels)), seen.labels][:, None]
         later = np.arange(seen.outputs.shape[1]) > seen.labels[:, None]
         before = ((seen.outputs > own) | ((seen.outputs == own) & later)).sum(axis=1)
-        return np.array([(before < self.k).sum(), len(before)])
+        found = (before < self.k) & ~np.isnan(seen.outputs).any(axis=1)       # NaN is smaller than nothing.
+        return np.array([found.sum(), len(found)])
 
     def value(self, total: Values) -> float:
         return int(total[0]) / max(int(total[1]), 1)
@@ -166,7 +167,7 @@ class LogLoss(Metric):
     binary targets may be shares."""
 
     kinds: ClassVar[Sequence[str]] = ("classes", "binary")
-    better = LOWER
+    better, of_rows = LOWER, False
 
     def refuse(self, about: About) -> None:
         if about.outputs_are == "scores":

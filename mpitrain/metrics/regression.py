@@ -15,7 +15,7 @@ UNIFORM, VARIANCE = "uniform", "variance"
 class _Errors(Metric):
     """The mean of something over all elements."""
 
-    kinds, better = ("values",), LOWER
+    kinds, better, of_rows = ("values",), LOWER, False
 
     def part(self, seen: Seen) -> Values:
         errors = self.of(seen.outputs - seen.targets)

@@ -11,7 +11,6 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import CPU
 from mpitrain.comm.job import guard
 from mpitrain.config import Config
-from mpitrain.data.loader import SampleReader
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.run.session import Session
 from mpitrain.shrink.calibrate import ranges
@@ -53,7 +52,7 @@ def _chunks(session: Session, saved: SavedModel, rows: int) -> tuple[Callable[[i
     inputs = session.inputs
     assert saved.model.storage is not None
     feed = Feed(CPU, saved.model.storage.dtype, tokens=inputs.tokens)
-    reader, count = SampleReader(inputs.training, saved.transforms), min(rows, len(inputs.train_rows))
+    reader, count = inputs.reader(saved.transforms), min(rows, len(inputs.train_rows))
 
     def read(chunk: int) -> tuple[Any, Any]:
         which = inputs.train_rows[chunk * CHUNK:min((chunk + 1) * CHUNK, count)]

@@ -185,7 +185,8 @@ class Run(Ranks):
             written = folder.about()
             about.update({key: value for key, value in written.items() if key == "restarts"})      # of `supervise`
             if trainer.over or trainer.update.step == job.plan.steps:         # nothing is evaluated again
-                tables.update({key: value for key, value in (written.get("metrics") or {}).items() if isinstance(value, list)})
+                values = written.get("metrics") or {}
+                tables.update({key: value for key, value in values.items() if isinstance(value, list | dict)})
             folder.write_text(folder.config, to_toml(config))
             folder.truncate_metrics(trainer.update.step)
             folder.write_json(folder.run_json, about | {"status": "running", "memory": as_json(forecast, [])})

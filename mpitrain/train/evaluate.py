@@ -58,7 +58,7 @@ class Evaluator:
         for i, (output, y) in enumerate(self.inference.run(map(self._read, mine + again))):
             sums = self._sums(output, y)
             if self.measure is not None:
-                self.measure.see(mine[i] if i < len(mine) else None, output, y)
+                self.measure.see(mine[i] if i < len(mine) else None, output, self.inference.feed.part(y))
             if self.context.counts and i < len(mine):
                 table[mine[i]] = sums
         self.context.control.allreduce(table.reshape(-1), name="evaluation")

@@ -8,7 +8,8 @@ A slot is written by one rank, and zeros are added to it, so nothing is rounded 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,8 +48,8 @@ class Measure:
         self.parts: list[dict[int, Any]] = [{} for _ in self.metrics]
 
     def see(self, chunk: int | None, output: Tensor, y: Any) -> None:
-        """The outputs of a chunk, on ranks of the last stage; None: of one that another rank counts. It communicates where ranks
-        have parts of the outputs."""
+        """The outputs of a chunk, or of this rank's positions of its rows, and their targets, on ranks of the last stage; None:
+        of a chunk that another rank counts. It communicates where ranks have parts of the outputs."""
         whole = self.context.whole_outputs(output.array)
         if chunk is None or not self.context.counts:
             return
@@ -71,8 +72,9 @@ class Measure:
             found = [tuple(shape) for of_rank in shapes for shape in of_rank[i]]
             with symmetric():
                 most = common(metric, found, self.n_chunks * self.n_along)
-            value = call(metric.value, f'the metric "{metric.label}"', {}, self._total(metric, self.parts[i], most))
-            (numbers if metric.scalar else tables)[metric.label] = value
+            total = self._total(metric, self.parts[i], most)
+            with symmetric():
+                (numbers if metric.scalar else tables)[metric.label] = value_of(metric, total)
         self.begin()
         return numbers, tables
 
@@ -114,6 +116,33 @@ def part_of(metric: Metric, seen: Seen) -> Any:
     return part.astype(np.int64 if metric.adds == "counts" else np.float64)
 
 
+def value_of(metric: Metric, total: Any) -> Any:
+    """A metric's value: a number, or a table that JSON holds. ConfigError where it fails, or gives something else."""
+    what = f'the metric "{metric.label}"'
+    value = call(metric.value, what, {}, total)
+    if not metric.scalar:
+        try:
+            return plain_table(value)
+        except TypeError as error:
+            raise ConfigError(f"{what} must give a table of numbers, texts, lists and dicts, found {error}; change it") from None
+    if not (hasattr(value, "__float__") and np.ndim(value) == 0):
+        raise ConfigError(f"{what} must give a number, found {named(value)}; set scalar = False in it if it is a table")
+    return float(value)
+
+
+def plain_table(value: Any) -> Any:
+    """Arrays as lists, NumPy's numbers as Python's, NaN and the infinities as None. TypeError for what JSON does not hold."""
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain_table(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_table(one) for one in value]
+    if not isinstance(value, int | float | str | None):
+        raise TypeError(named(value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def common(metric: Metric, shapes: Sequence[tuple[int, ...]], slots: int) -> tuple[int, ...]:
     """The shape that parts have, of rows the largest. ConfigError where they differ, or where all take too much memory."""
     compared = [shape[1:] for shape in shapes] if metric.adds == "rows" else shapes
@@ -127,9 +156,9 @@ def common(metric: Metric, shapes: Sequence[tuple[int, ...]], slots: int) -> tup
     return most
 
 
-def refuse_unfit(metrics: Sequence[Metric], loss: Any, tried: Trial, inputs: Inputs, control: Objects) -> None:
+def refuse_unfit(metrics: Sequence[Metric], loss: Any, tried: Trial, inputs: Inputs, control: Objects, *, cp: int) -> None:
     """ConfigError, before training and on all ranks alike, for the first metric that is not defined for the outputs, the loss and
-    the validation rows. It communicates where a metric wants each class to be there."""
+    the validation rows, each of which `cp` ranks share. It communicates where a metric wants each class to be there."""
     counts = None
     if any(metric.compares for metric in metrics) and loss.kind in ("classes", "binary"):
         counts = on_first(control, lambda: class_counts(inputs, tried.n_classes, tried.ignore))
@@ -137,9 +166,18 @@ def refuse_unfit(metrics: Sequence[Metric], loss: Any, tried: Trial, inputs: Inp
         about = About(loss.kind, getattr(loss, "outputs_are", "logits"), tried.n_classes, tried.shape[1:],
                       len(inputs.validation_rows), None if counts is None else np.array(counts))
         refuse_metrics(metrics, about)
+        refuse_cut_rows(metrics, loss.kind, cp)
         for metric in metrics:
             if is_own(metric) and loss.kind != "rows":
                 try_metric(metric, about)
+
+
+def refuse_cut_rows(metrics: Sequence[Metric], kind: str, cp: int) -> None:
+    """ConfigError for the first metric of whole rows where ranks have parts of them. Of classes a row is a label."""
+    for metric in metrics:
+        if cp > 1 and kind != "classes" and metric.of_rows:
+            raise ConfigError(f'train.metrics: "{metric.label}" is of whole rows, and mesh.cp = {cp} cuts them; set mesh.cp = 1, '
+                              "or leave it out")
 
 
 def try_metric(metric: Metric, about: About) -> None:
@@ -148,10 +186,7 @@ def try_metric(metric: Metric, about: About) -> None:
     targets = np.arange(4 * int(np.prod(about.shape[:-1]))).reshape(4, *about.shape[:-1]) % (about.n_classes or 2) \
         if about.kind == "classes" else np.round(outputs)
     part = part_of(metric, Seen(outputs, targets, about.kind, about.outputs_are))
-    value = call(metric.value, f'the metric "{metric.label}"', {}, part[None] if metric.adds == "sums" else part)
-    if metric.scalar and not (hasattr(value, "__float__") and np.ndim(value) == 0):
-        raise ConfigError(f'the metric "{metric.label}" must give a number, found {named(value)}; set scalar = False in it '
-                          "if it is a table")
+    value_of(metric, part[None] if metric.adds == "sums" else part)
 
 
 def class_counts(inputs: Inputs, n_classes: int | None, ignore: int | None) -> list[list[int]] | None:

@@ -238,7 +238,7 @@ class Trainer:
 
     def meta(self, done: int) -> dict[str, Any]:
         """What a run that goes on after this step has to know besides the arrays."""
-        metrics = {name: value for name, value in self.metrics.items() if math.isfinite(value)}
+        metrics = {name: value if math.isfinite(value) else None for name, value in self.metrics.items()}
         return {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated, "metrics": metrics,
                 "best_metric": self.judge[0], **({"stop": self.patience.record()} if self.patience is not None else {}),
                 **({"rate": self.update.rate.record()} if isinstance(self.update.rate, Adaptive) else {}),

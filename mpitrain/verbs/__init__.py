@@ -75,20 +75,23 @@ def refuse_made(saved: SavedModel, what: str) -> None:
     refuse_adapters(saved)
 
 
-def two_rows(saved: SavedModel) -> Any:
-    """The first training samples, as the model takes them, to record it with."""
+def first_rows(saved: SavedModel, rows: int, *, tokens: int | None = None) -> Any:
+    """The first training samples, as the model takes them, to record it with; of text no more than so many `tokens`."""
     import numpy as np
 
     from mpitrain.backend import CPU
     from mpitrain.data.columns import Columns
-    from mpitrain.data.loader import SampleReader
     from mpitrain.parallel.pipeline.feed import Feed
     from mpitrain.plan.inspect import open_data
     inputs = open_data(saved.config)
-    x, _ = SampleReader(inputs.training, saved.transforms).read(np.asarray(inputs.train_rows[:2], np.int64))
+    x, _ = inputs.reader(saved.transforms).read(np.asarray(inputs.train_rows[:rows], np.int64))
+    assert saved.model.storage is not None
+    dtype = saved.model.storage.dtype
     if isinstance(x, Columns):
-        return Feed(CPU, next(iter(saved.model.parameters())).dtype).tensors(x)
-    return x if inputs.tokens else np.asarray(x, next(iter(saved.model.parameters())).dtype)
+        return Feed(CPU, dtype).tensors(x)
+    if inputs.tokens:
+        return x if tokens is None else x[:max(1, tokens // x.shape[1])]
+    return np.asarray(x, dtype)
 
 
 def add_step(parser: ArgumentParser) -> None:
@@ -96,7 +99,7 @@ def add_step(parser: ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=_step, metavar="N", help="the checkpoint of this step (default: the newest)")
     which.add_argument("--best", dest="step", action="store_const", const="best",
-                       help="the checkpoint with the lowest validation loss")
+                       help="the checkpoint with the lowest validation loss, or the best checkpoint.best_metric")
 
 
 def _step(text: str) -> int:

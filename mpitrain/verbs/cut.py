@@ -37,7 +37,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.train.build.saved import load
     saved, first = load(options.folder, options.step, options.arguments), True
     _refuse_made(saved)
-    rows = verbs.two_rows(saved)
+    rows = verbs.first_rows(saved, 2)
     graph = trace(saved.model, rows)
     importance = norms(saved.model)
     if options.importance == "taylor":

@@ -63,6 +63,6 @@ def _ranks(options: Namespace, saved: SavedModel) -> tuple[dict[str, int], dict[
     if options.energy is not None:
         return of_energy(layers, options.energy), {"left": left}
     from mpitrain.shrink.tracing import trace
-    graph = trace(saved.model, verbs.two_rows(saved))
+    graph = trace(saved.model, verbs.first_rows(saved, 2))
     ranks, work = of_work(layers, graph.products, options.work)
     return ranks, {"left": [*left, *graph.uncounted], "work": work}

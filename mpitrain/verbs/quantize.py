@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mpitrain import verbs
 from mpitrain.comm.job.guard import Process
@@ -66,7 +66,7 @@ def write(options: Namespace, saved: SavedModel, chosen: Chosen, scales: dict[st
     from mpitrain.train.build.saved import save
     folder, note = saved.config.folder, ""
     try:
-        inputs = inputs_of(saved.model, list(chosen.formats), some_rows(saved))
+        inputs = inputs_of(saved.model, list(chosen.formats), verbs.first_rows(saved, SOME, tokens=TOKENS))
     except MpitrainError as error:                # a run may have come without its data
         if options.measure:
             raise
@@ -87,15 +87,3 @@ def write(options: Namespace, saved: SavedModel, chosen: Chosen, scales: dict[st
     print(f"{out}: {len(rows)} layers in {options.format}, {len(chosen.left) - before} in floats"
           f"{f', {before} in few bits as before' if before else ''}; mpitrain evaluate {out} says how well "
           "it does")
-
-
-def some_rows(saved: SavedModel) -> Any:
-    """The first training rows as the model takes them, at most TOKENS tokens where they are of text."""
-    import numpy as np
-
-    from mpitrain.data.loader import SampleReader
-    from mpitrain.plan.inspect import open_data
-    inputs = open_data(saved.config)
-    x, _ = SampleReader(inputs.training, saved.transforms).read(np.asarray(inputs.train_rows[:SOME], np.int64))
-    assert saved.model.storage is not None
-    return x[:max(1, TOKENS // x.shape[1])] if inputs.tokens else np.asarray(x, saved.model.storage.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpitrain.data import Dataset, describe
+from mpitrain.data import Dataset, check_validation, describe
 from mpitrain.data.columns import rows_of
 from mpitrain.data.importers import import_csv, import_idx, import_images, import_npz, import_text
 from mpitrain.data.report import verify
@@ -111,6 +111,41 @@ def test_columns_of_categories_become_codes_behind_the_numbers_or_an_input_of_th
         with pytest.raises((ConfigError, DataError)) as caught:
             import_csv(tmp_path / "a.csv", tmp_path / "3", **options)
         assert words in caught.value.message
+
+
+@pytest.mark.parametrize(("code", "by_name", "words"), [
+    (1 << 24, False, ""), (1 + (1 << 24), False, "16777217 in column \"item\" is larger than 16777216"),
+    (1 + (1 << 24), True, ""), (10 ** 23, True, "count from 0 without gaps")])
+def test_a_code_that_would_become_another_number_is_refused(tmp_path: Path, code: int, by_name: bool, words: str) -> None:
+    (tmp_path / "a.csv").write_text(f"age,item,rich\n1,7,0\n2,{code},1\n3,{code - 1},1\n")
+    if not words:
+        x, _, _ = everything(import_csv(tmp_path / "a.csv", tmp_path / "1", integers=["item"], by_name=by_name))
+        assert (x.values["codes"][:, 0] if by_name else x[:, 1]).tolist() == [7, code, code - 1]
+        return
+    with pytest.raises(DataError) as caught:
+        import_csv(tmp_path / "a.csv", tmp_path / "1", integers=["item"], by_name=by_name)
+    assert words in caught.value.message and caught.value.row == 1
+
+
+def test_validation_rows_whose_codes_are_other_words_are_refused(tmp_path: Path) -> None:
+    for name, cities in (("all", "oslo rome wien"), ("some", "oslo wien"), ("first", "oslo rome")):
+        rows = "".join(f"{i},{city},{i % 2}\n" for i, city in enumerate(cities.split()))
+        (tmp_path / "a.csv").write_text(f"age,city,rich\n{rows}")
+        import_csv(tmp_path / "a.csv", tmp_path / name, categories=["city"])
+    (tmp_path / "a.csv").write_text("city,age,rich\n3,oslo,1\n")
+    import_csv(tmp_path / "a.csv", tmp_path / "age", categories=["age"])
+    check_validation(describe(tmp_path / "all"), describe(tmp_path / "first"))
+    for name, words in (("some", 'the code 1 of the column "city" is "wien", and in the training data "rome"'),
+                        ("age", "the columns of categories are age, and in the training data city")):
+        with pytest.raises(DataError) as caught:
+            check_validation(describe(tmp_path / "all"), describe(tmp_path / name))
+        assert words in caught.value.message
+
+
+def test_a_table_of_a_header_alone_has_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("age,item,rich\n")
+    with pytest.raises(DataError, match="there are no rows"):
+        import_csv(tmp_path / "a.csv", tmp_path / "1", integers=["item"])
 
 
 def test_the_first_line_of_a_csv_table_without_a_header_says_how_many_columns_there_are(tmp_path: Path) -> None:

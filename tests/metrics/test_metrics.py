@@ -41,7 +41,7 @@ def test_metrics_of_numbers_are_scikit_learns(shape: tuple[int, ...], offset: fl
     for name, expected in (("mae", sk.mean_absolute_error(y, out)), ("mse", sk.mean_squared_error(y, out)),
                            ("rmse", np.sqrt(sk.mean_squared_error(y, out))), ("r2", sk.r2_score(y, out)),
                            ({"name": "r2", "outputs": "variance"}, sk.r2_score(y, out, multioutput="variance_weighted"))):
-        assert measured(name, p, y, "values") == pytest.approx(expected, rel=1e-12 if not offset else 1e-10), name
+        assert measured(name, p, y, "values") == pytest.approx(expected, rel=1e-12), name
 
 
 def test_r2_of_targets_that_never_change_is_as_scikit_learns() -> None:
@@ -102,6 +102,13 @@ def test_top_k_breaks_ties_as_scikit_learn(k: int) -> None:
     assert measured({"name": "top_k", "k": k}, z, y, "classes") == sk.top_k_accuracy_score(y, z, k=k, labels=range(5))
 
 
+def test_outputs_that_are_no_numbers_find_nothing() -> None:
+    z, y, _ = classes(40, 5)
+    z[:10], z[10:20, 2] = np.nan, np.nan
+    kept = measured({"name": "top_k", "k": 3}, z[20:], y[20:], "classes")
+    assert measured({"name": "top_k", "k": 3}, z, y, "classes") == kept / 2 > 0
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_area_of_two_classes_counts_ties_as_halves(ties: bool) -> None:
     z, y, _ = classes(300, 2, ties=ties)
@@ -147,7 +154,9 @@ def test_probabilities_of_0_and_1_cost_nothing_where_they_are_right() -> None:
 @pytest.mark.parametrize("entry, words", [
     ("acuracy", ['unknown metric "acuracy"', "accuracy"]), ({"k": 3}, ["a table is a name"]),
     ({"name": "top_k", "n": 3}, ["no train.metrics.n"]), ({"name": "f1", "average": "mean"}, ["an average is one of"]),
-    ({"name": "top_k", "k": 0}, ["1 or more"]), ("loss", ["unknown metric"])])
+    ({"name": "top_k", "k": 0}, ["1 or more"]),
+    ({"name": "f1", "label": "step"}, ['"step" is in results by itself', "another label"]),
+    ({"name": "confusion", "label": "accuracy"}, ['"accuracy" is in results by itself']), ("loss", ["unknown metric"])])
 def test_what_is_no_metric_is_refused(entry: Any, words: list[str]) -> None:
     with pytest.raises(ConfigError) as error:
         find_metrics([entry])

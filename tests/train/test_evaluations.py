@@ -14,8 +14,11 @@ from launch import mpirun
 from runs import SMALL, lines, many, ok, record, write
 
 from mpitrain.config import load_config
+from mpitrain.data import write_shards
 from mpitrain.errors import ConfigError
+from mpitrain.metrics import find_metrics
 from mpitrain.plan.inspect import inspect_config
+from mpitrain.train.measure import refuse_cut_rows
 
 OWN = """
 import numpy as np
@@ -29,6 +32,23 @@ class All(Metric):
         return np.concatenate([seen.outputs.reshape(n, -1), seen.targets.reshape(n, -1)], axis=1)
     def value(self, total):
         return total.tolist()
+
+class Table(Metric):
+    adds, scalar = "counts", False
+    def part(self, seen):
+        return np.bincount(seen.predicted, minlength=10)
+    def value(self, total):
+        return {"share": total / 0.0, "most": total.max(), 3: total[:2]}
+
+class Never(Metric):
+    def part(self, seen):
+        return np.zeros(1)
+    def value(self, total):
+        return float("nan")
+
+class Odd(Table):
+    def value(self, total):
+        return {1, 2}
 
 class Wrong(Metric):
     def part(self, seen):
@@ -109,6 +129,45 @@ def test_ranks_that_have_parts_of_the_outputs_put_them_together(runs: Any) -> No
     assert two["auc"] == pytest.approx(one["auc"], abs=1e-4) and two["confusion"] == one["confusion"]
 
 
+TEXT = """
+[model]
+name = "gpt"
+vocabulary = 12
+block = 16
+layers = 1
+heads = 2
+width = 16
+[data]
+path = "words"
+validation = "tail:0.2"
+[train]
+steps = 2
+batch_size = 8
+micro_batches = 2
+metrics = ["perplexity", "f1", "confusion"]
+"""
+
+
+def test_ranks_that_share_the_positions_of_rows_count_their_own(tmp_path: Path) -> None:
+    tokens = np.random.default_rng(0).integers(0, 12, 1000).astype(np.uint8)
+    write_shards(tmp_path / "words", tokens, kind="tokens", vocabulary=list("abcdefghijkl"))
+    found = []
+    for n in (1, 2):
+        ok(train(n, write(tmp_path, TEXT), f"run.out=cp{n}", f"mesh.cp={n}"))
+        found.append(record(tmp_path / f"cp{n}")["metrics"])
+    one, two = found
+    assert np.sum(two["confusion"]) == np.sum(one["confusion"]) == 199      # all tokens of the last fifth but the first
+    assert two["perplexity"] == pytest.approx(one["perplexity"], rel=1e-5) and two["f1"] == pytest.approx(one["f1"], abs=0.02)
+
+
+def test_metrics_of_whole_rows_are_refused_where_ranks_have_parts_of_them() -> None:
+    refuse_cut_rows(find_metrics(["mae", "rmse"]), "values", 2)
+    refuse_cut_rows(find_metrics(["auc"]), "classes", 2)
+    for name, kind in (("r2", "values"), ("relative_l2", "values"), ("auc", "binary")):
+        with pytest.raises(ConfigError, match=f'"{name}" is of whole rows, and mesh.cp = 2 cuts them'):
+            refuse_cut_rows(find_metrics([name]), kind, 2)
+
+
 def test_metrics_of_numbers_are_in_the_units_of_the_targets(runs: Any) -> None:
     found = record(runs[0] / "units")["metrics"]
     rows = np.array(found["All"])
@@ -119,10 +178,19 @@ def test_metrics_of_numbers_are_in_the_units_of_the_targets(runs: Any) -> None:
     assert found["r2"] == pytest.approx((1 - ((p - true) ** 2).sum(axis=0) / spread).mean(), rel=1e-11)
 
 
+def test_a_table_of_ones_own_is_written_whatever_numbers_it_has(tmp_path: Path) -> None:
+    with np.errstate(all="ignore"):
+        whole = metrics(tmp_path, 1, asked := 'train.metrics=["mine.py:Table", "mine.py:Never"]')
+    found = whole["Table"]
+    assert whole["Never"] is None and metrics(tmp_path, 1, asked, "--resume") == whole         # nothing was left to do
+    assert found["share"] == [None] * 10 and 0 < found["most"] <= 359 and len(found["3"]) == 2
+
+
 @pytest.mark.parametrize("keys, words", [
     (['train.metrics=["mae"]'], ["mae", "labels of classes"]), (['train.metrics=["F1"]'], ["unknown metric", "f1"]),
     (['train.metrics=[{name="top_k", k=11}]'], ["k = 11", "10 classes"]),
     (['train.metrics=["mine.py:Wrong"]'], ["Wrong", "nothing", "mine.py"]),
+    (['train.metrics=["mine.py:Odd"]'], ['"Odd" must give a table of numbers', "set"]),
     (["stop.patience=2", "stop.metric=f1"], ["stop.metric", "f1"]),
     (["checkpoint.best_metric=auc"], ["checkpoint.best_metric", "auc"]),
     (["stop.patience=2", "data.validation=0"], ["stop.patience = 2 follows evaluations"]),

@@ -16,6 +16,9 @@ from mpitrain.data.transforms import Transforms
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.nn.by_name import ByName
 from mpitrain.plan.inspect import inspect_config, open_data
+from mpitrain.train.build.averaged import averaged
+from mpitrain.train.build.saved import load
+from mpitrain.verbs import first_rows
 
 NET = """
 from mpitrain import nn
@@ -142,6 +145,19 @@ def test_a_model_that_wants_names_says_so_of_data_without(tmp_path):
     (tmp_path / "net.py").write_text(NET.replace("values=None", "values"))
     with pytest.raises(ConfigError, match=r'takes inputs by name, tokens, values, .*set data.x = \{tokens = "...", values'):
         inspected(path, "data.path=d.h5", "data.x=ids", "data.y=labels", "data.transform=[]", "model.features=3")
+
+
+def test_what_looks_at_training_rows_gives_them_by_name(tmp_path):
+    path = folder_of(tmp_path)
+    (tmp_path / "net.py").write_text(NET.replace('"head"', '"norm", nn.BatchNorm1d(16)), ("head"'))
+    assert "multiply-adds of a sample: 200 forward, 3 times as many in a training step" in inspected(path)
+    ok(train(1, path, "run.out=run", "average.kind=ema"))
+    saved = load(tmp_path / "run")
+    inputs = open_data(saved.config)
+    made = averaged(saved, lambda: inputs)
+    hidden = made.model.slice(0, 2)(first_rows(made, 32)).array           # two whole batches of the 40 rows that train
+    mean = dict(made.model.named_buffers())["norm.running_mean"].array
+    np.testing.assert_allclose(mean, hidden.mean(0), rtol=1e-4, atol=1e-6)
 
 
 def test_predictions_refuse_other_names_and_broken_integers(runs):

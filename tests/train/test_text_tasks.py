@@ -10,6 +10,9 @@ import pytest
 from runs import lines, many, without_times, write
 
 from mpitrain.data import write_shards
+from mpitrain.plan.inspect import open_data
+from mpitrain.train.build.saved import load
+from mpitrain.verbs import first_rows
 
 CONFIG = """
 [model]
@@ -84,3 +87,7 @@ def test_spans_train_an_encoder_and_a_decoder(runs: Any) -> None:
     np.testing.assert_allclose(two, one, rtol=1e-5)
     assert told[-1]["status"] == 65
     assert all(words in told[-1]["message"] for words in ("(16, 40)", "the targets are (9,)")), told[-1]
+    saved = load(folder / "t5")
+    rows = first_rows(saved, 3)                   # source and answer, not windows of text: what verbs look at the model with
+    np.testing.assert_array_equal(rows, open_data(saved.config).sample(3)[0])
+    assert rows.shape == (3, 46) and first_rows(saved, 3, tokens=100).shape == (2, 46)

@@ -8,6 +8,7 @@ The order is the composition rule, and nothing later undoes anything earlier:
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,7 +161,8 @@ class Job:
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         if self.trainer.patience is not None:
             self._restored("the state of its early stopping", self.trainer.patience.restore, found.meta.get("stop"), found)
-        self.trainer.metrics = dict(found.meta.get("metrics") or {})
+        metrics = found.meta.get("metrics") or {}
+        self.trainer.metrics = {name: math.nan if value is None else value for name, value in metrics.items()}
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
         from mpitrain.train.machine import fingerprint
         said = fingerprint.changes(found.meta.get("numerics"), self.numerics)

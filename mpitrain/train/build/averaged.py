@@ -7,13 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from mpitrain import nn
-from mpitrain.autograd import Tensor, no_grad
+from mpitrain.autograd import no_grad
+from mpitrain.backend import CPU
 from mpitrain.checkpoint import choosing
 from mpitrain.checkpoint.state import Kept, Placed
 from mpitrain.config.sections import AverageConfig
-from mpitrain.data.loader import SampleReader
 from mpitrain.errors import UsageError
 from mpitrain.nn.statistics import apply_statistics, collect_statistics, defer_statistics, running_layers
+from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.saved import SavedModel
 from mpitrain.train.observers.averaging import KIND
@@ -45,17 +46,17 @@ def learn_statistics(saved: SavedModel, inputs: Inputs, rows: int | None) -> Non
     """Sets running statistics to the mean of those of batches of the first `rows` training rows, in their order, without
     augmentation and dropout."""
     model, size = saved.model, saved.config.train.batch_size
-    layers, reader = running_layers(model), SampleReader(inputs.training, saved.transforms)
+    layers, reader = running_layers(model), inputs.reader(saved.transforms)
     n = min(len(inputs.train_rows), rows or len(inputs.train_rows))
     for _, module in model.named_modules():
         own = any(value in layers for value in vars(module).values() if isinstance(value, nn.statistics.Running))
         module.training = own
     defer_statistics(layers)
-    dtype = next(iter(model.parameters())).dtype
+    feed = Feed(CPU, next(iter(model.parameters())).dtype, tokens=inputs.tokens)
     with no_grad():
         for start in range(0, max(n - n % size, size), size):             # A last part of a batch would count as much as a whole.
             x, _ = reader.read(np.asarray(inputs.train_rows[start:min(start + size, n)], np.int64))
-            model(Tensor(x if inputs.tokens else x.astype(dtype, copy=False)))
+            model(feed.tensors(x))
     kept = [(layer, layer.momentum, layer.steps) for layer in layers]
     for layer in layers:
         layer.momentum, layer.steps = 1.0, None

@@ -29,7 +29,7 @@ def make_evaluator(inference: Inference, loss: Any, inputs: Inputs, context: Par
     measure = None
     if metrics and n_chunks:
         from mpitrain.train.measure import Measure, refuse_unfit
-        refuse_unfit(metrics, loss, tried, inputs, context.control)
+        refuse_unfit(metrics, loss, tried, inputs, context.control, cp=context.mesh.size("cp"))
         measure = Measure(metrics, loss, inputs.transforms, context, n_chunks)
     return Evaluator(inference, loss, read, n_chunks, context, cuts_parameters=cuts_parameters, span=span,
                      measure=measure) if n_chunks else None
@@ -40,7 +40,7 @@ def refuse_evaluations(config: Config, metrics: Sequence[Metric], loss: Any, tri
     """ConfigError where a run would refuse its evaluations. It communicates."""
     if metrics and len(inputs.validation_rows):
         from mpitrain.train.measure import refuse_unfit
-        refuse_unfit(metrics, loss, tried, inputs, control)
+        refuse_unfit(metrics, loss, tried, inputs, control, cp=config.mesh.cp)
     if inputs.validation is None or not len(inputs.validation_rows):
         refuse_without_evaluations(config, None)
     judges(config, metrics, loss.kind)

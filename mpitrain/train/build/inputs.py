@@ -64,7 +64,11 @@ class Inputs:
 
     def sample(self, rows: int = 1) -> tuple[Any, Any]:
         """The first training rows as the model would see them, for a trial before anything is allocated for real."""
-        return SampleReader(self.training, self.transforms, tasks=self.tasks).read(np.asarray(self.train_rows[:rows], np.int64))
+        return self.reader(self.transforms).read(np.asarray(self.train_rows[:rows], np.int64))
+
+    def reader(self, transforms: data.Transforms) -> SampleReader:
+        """What reads training rows as they are without augmentation, by those transforms, which may be a saved model's."""
+        return SampleReader(self.training, transforms, tasks=self.tasks)
 
     def example(self) -> tuple[Any, Any]:
         """A row and its target of the shapes that the model sees. Built-in transforms keep a row's shape; those of the
