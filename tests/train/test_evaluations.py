@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 from launch import mpirun
-from runs import SMALL, lines, many, ok, record, write
+from runs import SMALL, lines, many, ok, record, train, write
 
 from mpitrain.config import load_config
 from mpitrain.data import write_shards
@@ -179,10 +179,14 @@ def test_metrics_of_numbers_are_in_the_units_of_the_targets(runs: Any) -> None:
 
 
 def test_a_table_of_ones_own_is_written_whatever_numbers_it_has(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    words = (write(tmp_path), "run.out=own", "train.steps=20", 'train.metrics=["mine.py:Table", "mine.py:Never"]')
     with np.errstate(all="ignore"):
-        whole = metrics(tmp_path, 1, asked := 'train.metrics=["mine.py:Table", "mine.py:Never"]')
+        ok(train(1, *words))
+        whole = record(tmp_path / "own")["metrics"]
+        ok(train(1, *words, "--resume"))                               # nothing was left to do
     found = whole["Table"]
-    assert whole["Never"] is None and metrics(tmp_path, 1, asked, "--resume") == whole         # nothing was left to do
+    assert whole["Never"] is None and record(tmp_path / "own")["metrics"] == whole
     assert found["share"] == [None] * 10 and 0 < found["most"] <= 359 and len(found["3"]) == 2
 
 
