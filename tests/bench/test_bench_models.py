@@ -53,7 +53,10 @@ def test_models_with_defaults_are_known_and_take_images_unless_said_otherwise() 
         usual("gpt", 32)
 
 
-@pytest.mark.parametrize("name", known())
+LARGE = ("gpt2_large", "gpt2_xl")                  # whose blocks are those of gpt2, 36 and 48 times
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in known()])
 def test_the_usual_sample_of_a_model_fits_it(name: str) -> None:
     """Its work is counted: what runs fits, and nothing large is allocated."""
     how = usual(name, None)
