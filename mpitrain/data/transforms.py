@@ -261,13 +261,9 @@ def _input(name: str, found: tuple[Columns, Values]) -> Values:
 def tables_by_input(asked: Asked) -> dict[str, Asked]:
     """What is asked for each input by name; nothing where `asked` is no table by input, which has no `name`."""
     tables = [entry for entry in ([] if asked is None or isinstance(asked, str) else asked) if isinstance(entry, dict)]
-    if len(tables) != len(list(asked or [])) or not all(map(_is_by_input, tables)):
-        return {}
-    return {name: [own] if isinstance(own, dict) else own for table in tables for name, own in table.items()}
-
-
-def _is_by_input(table: dict[str, Any]) -> bool:
-    return "name" not in table and all(isinstance(own, str | list | tuple | dict) for own in table.values())
+    found = {name: [own] if isinstance(own, dict) else own for table in tables for name, own in table.items()}
+    is_one = len(tables) == len(list(asked or [])) and all(isinstance(own, str | list | tuple) for own in found.values())
+    return found if is_one and not any("name" in table for table in tables) else {}
 
 
 def entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:
