@@ -121,7 +121,7 @@ def test_a_pipeline_beside_pytorchs_is_compared_and_timed(tmp_path: Path) -> Non
 @pytest.mark.skipif(find_spec("torchvision") is None, reason="torchvision is not installed (pip install --no-deps torchvision)")
 def test_efficient_nets_beside_torchvisions_are_compared_and_timed(tmp_path: Path) -> None:
     names = "shufflenet_v2,mobilenet_v3"
-    records, out = run(tmp_path, 0, "efficient_vs_torch.py", "--models", names, "--pairs", "1", "--steps", "1")
+    records, out = run(tmp_path, 1, "efficient_vs_torch.py", "--models", names, "--pairs", "1", "--steps", "1")
     assert [record["what"] for record in records] == ["shufflenet_v2", "mobilenet_v3"] and "channels_last" in out
     for record in records:
         assert record["difference"] < 5e-3 and record["ratio"] == pytest.approx(record["torch_seconds"] / record["seconds"])
@@ -132,7 +132,7 @@ def test_the_front_is_trained_printed_and_drawn(tmp_path: Path) -> None:
     for part, n in (("train", 128), ("test", 20)):
         x = rng.integers(0, 256, (n, 1, 28, 28)).astype(np.uint8)
         write_shards(tmp_path / "data" / part, x, rng.integers(0, 10, n), kind="classification")
-    records, out = run(tmp_path, 0, "front.py", "data", "--models", "lenet,shufflenet_v2-0.5", "--steps", "2", "--draw", "drawn")
+    records, out = run(tmp_path, 1, "front.py", "data", "--models", "lenet,shufflenet_v2-0.5", "--steps", "2", "--draw", "drawn")
     assert [record["what"] for record in records] == ["lenet", "shufflenet_v2-0.5"]
     for record in records:
         assert 0 <= record["accuracy"] <= 1 and record["step_s"] > 0 and record["sample_s"] > 0 and record["length"] == "2 steps"
