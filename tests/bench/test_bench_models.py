@@ -11,6 +11,7 @@ from launch import mpirun
 from mpitrain.bench.energy import Energy
 from mpitrain.bench.models import Run, known, samples, usual
 from mpitrain.cli import main
+from mpitrain.comm.job import signals
 from mpitrain.errors import UsageError
 from mpitrain.models import MODELS
 from mpitrain.plan.flops import count
@@ -39,7 +40,9 @@ def test_each_model_is_one_object_and_one_line(tmp_path: Path) -> None:
     (("--models", "resnet19"), '--models knows no "resnet19"'),
     (("--models", "mlp", "--size", "24"), "--size is of images, and mlp takes samples of shape (784,)"),
     (("--batch", "0"), "--batch must be at least 1, found 0"), (("--precision", "float16"), '--precision knows no "float16"')])
-def test_what_cannot_be_measured_is_refused_before_mpi_is_started(words: tuple[str, ...], said: str) -> None:
+def test_what_cannot_be_measured_is_refused_before_mpi_is_started(words: tuple[str, ...], said: str,
+                                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "ignore", lambda: None)      # SIGUSR1, in this process and in all that later tests start
     with pytest.raises(UsageError) as caught:
         main(["bench", "models", *words])
     assert said in caught.value.message
