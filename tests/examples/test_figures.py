@@ -42,7 +42,7 @@ def prepared(figure: examples.Figure, work: Path) -> None:
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
 def test_an_example_reaches_its_figure(figure: examples.Figure, work: Path) -> None:
     if figure.long and not os.environ.get("MPITRAIN_LONG_EXAMPLES"):
-        pytest.skip("MPITRAIN_LONG_EXAMPLES is not set, without which runs of more than two minutes are left out")
+        pytest.skip("MPITRAIN_LONG_EXAMPLES is not set, without which runs of more than a minute are left out")
     prepared(figure, work)
     found, _ = examples.reached(figure, work, 0, figure.ranks)
     assert figure.holds(found), f"{figure.metric} {found}, and {figure.bar} was expected"
