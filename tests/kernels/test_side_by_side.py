@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain.kernels.convolution import Window, convolve, convolve_adjoint
+from mpitrain.kernels.kernel import kind
 
 ONE = Window((1, 1))
 CASES = [(64, 112, 1280, 2, 2), (37, 5, 3, 2, 2), (21, 6, 9, 3, 2), (7, 33, 8, 4, 4), (5, 16, 17, 7, 7), (2, 9, 1, 8, 8),
@@ -30,6 +31,11 @@ def apart(y: Any, shape: tuple[int, ...]) -> Any:
     return y[0, :, :n].reshape(-1, n, h, w).transpose(1, 0, 2, 3)
 
 
+def same_bits(found: Any, wanted: Any) -> None:
+    if kind() != "numpy":                         # NumPy's products are BLAS's, which sums images of other sizes in other orders
+        np.testing.assert_array_equal(found, wanted)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_images_beside_each_other_have_the_bits_of_pixels_in_one_large_image(case: tuple[int, ...], dtype: str) -> None:
@@ -38,13 +44,13 @@ def test_images_beside_each_other_have_the_bits_of_pixels_in_one_large_image(cas
     x, back = made((n, c, h, w), dtype, 3), made((n, o, h, w), dtype, 4)
     for given in (bias, None):
         found = convolve(x, weight, given, ONE, 1)
-        np.testing.assert_array_equal(found, apart(convolve(in_a_row(x), weight, given, ONE, 1), x.shape))
+        same_bits(found, apart(convolve(in_a_row(x), weight, given, ONE, 1), x.shape))
         expected = np.einsum("nchw,oc->nohw", x.astype("f8"), weight[:, :, 0, 0].astype("f8"))
         expected += 0 if given is None else given[:, None, None]
         np.testing.assert_allclose(found, expected, rtol=0, atol=(2e-5 if dtype == "float32" else 1e-13) * c ** 0.5)
     large = in_a_row(back)
     found = convolve_adjoint(back, weight, None, ONE, 1, (h, w))
-    np.testing.assert_array_equal(found, apart(convolve_adjoint(large, weight, None, ONE, 1, large.shape[2:]), back.shape))
+    same_bits(found, apart(convolve_adjoint(large, weight, None, ONE, 1, large.shape[2:]), back.shape))
     expected = np.einsum("nohw,oc->nchw", back.astype("f8"), weight[:, :, 0, 0].astype("f8"))
     np.testing.assert_allclose(found, expected, rtol=0, atol=(2e-5 if dtype == "float32" else 1e-13) * o ** 0.5)
 
