@@ -108,6 +108,9 @@ def _two_sums(function: CFunction, *arrays: Array) -> tuple[Array, Array]:
     return first, second
 
 
+PLAIN = (0, RELU)                  # activations that go with a residual and without
+
+
 def _check(kernel: str, activation: int, beside: Array | None) -> None:
     """No number that the C code has no activation for, and after a residual (whose y is kept) none but ReLU."""
     if activation not in (0, RELU, RELU6, HARDSWISH) or (activation > RELU and beside is not None):
@@ -118,7 +121,8 @@ def _check(kernel: str, activation: int, beside: Array | None) -> None:
 @host("batch_norm", "batch_norm", "X:ncl X?:c X?:c X?:ncl X!:ncl D!:c D!:c D!:c d in ic il i")
 def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: Array | None, residual: Array | None,
                      eps: float, activation: int) -> tuple[Array, Array, Array, Array]:
-    _check("batch_norm", activation, residual)
+    if activation not in PLAIN:
+        _check("batch_norm", activation, residual)
     y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
     function(packed(x), packed(weight), packed(bias), packed(residual), y, mean, variance, inverse, eps, *x.shape, activation)
     return y, mean, variance, inverse
@@ -129,7 +133,8 @@ def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: 
 def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None,
                                bias: Array | None, inverse: Array, activation: int, wanted: bool) -> tuple[Array | None, Array,
                                Array, Array]:
-    _check("batch_norm_gradients", activation, y)
+    if activation not in PLAIN:
+        _check("batch_norm_gradients", activation, y)
     grad = np.ascontiguousarray(grad)
     plain, product = np.empty((2, x.shape[1]))
     dx = np.empty(x.shape, x.dtype) if wanted else None
