@@ -24,7 +24,8 @@ from kernel_fuzz import Guarded, fuzz
 COMPILED = [word for word in ("c", "numba") if word == kind() or (word == "numba" and has_numba())]
 
 
-@pytest.mark.parametrize("word", COMPILED)
+@pytest.mark.timeout(600)                         # where nothing is compiled yet, Numba takes minutes
+@pytest.mark.parametrize("word", [pytest.param(word, marks=() if word == kind() else pytest.mark.slow) for word in COMPILED])
 def test_wrong_calls_end_in_results_or_exceptions(word: str) -> None:
     calls = 3000 if word == kind() else 1000
     counts, deaths = fuzz(calls, 0, [], word)
