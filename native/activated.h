@@ -1,6 +1,7 @@
 /* The activations that batch norm applies to what it has just computed, and what their gradients let pass, for one number type T.
 
-   activation 0: none, 1: ReLU, 2: ReLU6, 3: hard-swish, u min(max(u + 3, 0), 6) / 6. NaN stays NaN. */
+   activation 0: none, 1: ReLU, 2: ReLU6, 3: hard-swish, u min(max(u + 3, 0), 6) / 6; 4, SiLU, whose exponential takes a loop of its
+   own, goes over a run whose numbers have just been written. NaN stays NaN. */
 
 #ifndef THIRD
 #define THIRD 0.333333333333333333
@@ -19,6 +20,32 @@ INLINE V NAME(activated)(V u, const int activation)
     if (activation > 1) v = CHOICE(v > ALL(6), ALL(6), v);
     if (activation == 3) v = u * v * (T)SIXTH;
     return v;
+}
+
+/* SiLU of a run in its memory. */
+INLINE void NAME(silu_run)(T *y, i64 n)
+{
+    EACH(i, n) y[i] = NAME(silu_of)(y[i]);
+}
+
+/* h = what the gradient g of SiLU(u) becomes, u = (x - m) s + b. */
+INLINE void NAME(silu_passed)(const T *g, const T *x, T *h, i64 n, T m, T s, T b)
+{
+    EACH(i, n) {
+        T value, slope;
+        NAME(silu_both)((x[i] - m) * s + b, &value, &slope);
+        h[i] = slope * g[i];
+    }
+}
+
+/* The same where each number has its own m, s and b. */
+INLINE void NAME(silu_passed_each)(const T *g, const T *x, T *h, i64 n, const T *m, const T *s, const T *b)
+{
+    EACH(i, n) {
+        T value, slope;
+        NAME(silu_both)((x[i] - m[i]) * s[i] + b[i], &value, &slope);
+        h[i] = slope * g[i];
+    }
 }
 
 /* What the gradient g of the activated number becomes: g but where ReLU made 0, that is where y <= 0 (masked 1), or, masked being

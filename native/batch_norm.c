@@ -10,16 +10,18 @@
 #include <string.h>
 
 #include "geometry.h"
+#include "silu.h"
 #include "vectors.h"
 
 #if defined(__AVX512F__) && defined(__GNUC__) && !defined(__clang__)
 #pragma GCC target("prefer-vector-width=512")
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
 #define TOGETHER (1 << 20)           /* bytes of x in the channels that are read again while they are in the cache */
 #define FEW 16                       /* numbers whose mean is a first guess */
 #define MOST_TOGETHER 32             /* channels, since each has vectors of sums */
+#define SILU_AFTER 4                 /* `activation`, and `masked`, of what is not done in one go with the numbers around it */
+#define SILU_BEFORE 5
 
 #define SOURCE "batch_norm.c"
 #include "both.h"
@@ -121,13 +123,13 @@ static void NAME(inverses)(double *variance, double *inverse, double eps, i64 co
     }
 }
 
-/* Calls FUNCTION(..., residual, activation) with those two as constants: only ReLU comes after a residual. */
+/* Calls FUNCTION(..., residual, activation) with those two as constants: only ReLU comes after a residual, and SiLU later. */
 #define ACTIVATED(FUNCTION, ...)                                                                                                \
     if (residual && activation) FUNCTION(__VA_ARGS__, 1, 1);                                                                    \
     else if (residual) FUNCTION(__VA_ARGS__, 1, 0);                                                                             \
     else if (activation == 1) FUNCTION(__VA_ARGS__, 0, 1);                                                                      \
     else if (activation == 2) FUNCTION(__VA_ARGS__, 0, 2);                                                                      \
-    else if (activation) FUNCTION(__VA_ARGS__, 0, 3);                                                                           \
+    else if (activation == 3) FUNCTION(__VA_ARGS__, 0, 3);                                                                           \
     else FUNCTION(__VA_ARGS__, 0, 0)
 
 /* Batch norm with statistics of the batch, y = activated((x - mean) * inverse * weight + bias [+ residual]). weight, bias and
@@ -147,6 +149,7 @@ void NAME(batch_norm)(const T *restrict x, const T *weight, const T *bias, const
             NAME(describe)(&row, centre, scale, bias ? bias + first : NULL, last - first, l);
             const i64 at = first * l, width = (last - first) * l;
             ACTIVATED(NAME(normalise_rows), &row, x + at, residual ? residual + at : NULL, y + at, n, width, c * l);
+            if (activation == SILU_AFTER) for (i64 k = 0; k < n; k++) NAME(silu_run)(y + at + k * c * l, width);
         }
         return;
     }
@@ -160,6 +163,7 @@ void NAME(batch_norm)(const T *restrict x, const T *weight, const T *bias, const
             T m = centre[j - first], s = scale[j - first], b = bias ? bias[j] : 0;
             i64 next = NAME(earlier)(j, first, last, c, l);
             ACTIVATED(NAME(normalised), x + at, residual ? residual + at : NULL, y + at, l, next, m, s, b);
+            if (activation == SILU_AFTER) NAME(silu_run)(y + at, l);
         }
     }
 }
@@ -176,7 +180,8 @@ static void NAME(slopes)(const double *inverse, const double *plain, const doubl
 
 /* Calls FUNCTION(..., masked) with that as a constant. */
 #define MASKED(FUNCTION, ...)                                                                                                   \
-    if (masked == 4) FUNCTION(__VA_ARGS__, 4);                                                                                  \
+    if (masked == SILU_BEFORE) FUNCTION(__VA_ARGS__, SILU_BEFORE);                                                              \
+    else if (masked == 4) FUNCTION(__VA_ARGS__, 4);                                                                             \
     else if (masked == 3) FUNCTION(__VA_ARGS__, 3);                                                                             \
     else if (masked == 2) FUNCTION(__VA_ARGS__, 2);                                                                             \
     else if (masked) FUNCTION(__VA_ARGS__, 1);                                                                                  \
@@ -187,17 +192,18 @@ static void NAME(small_gradients)(const T *g, const T *x, const T *y, const T *c
                                   i64 masked)
 {
     NAME(Row) row;
-    const T *from = masked == 1 ? h : g;
+    const T *from = masked == 1 ? h : masked == SILU_BEFORE ? dx : g;
     ROWS(first, last) {
         T scale[ROW], slope[ROW], shift[ROW];
         const i64 channels = last - first, at = first * l;
         NAME(scales)(inverse, weight, first, last, scale);
         NAME(describe)(&row, centre + first, scale, bias ? bias + first : NULL, channels, l);
-        MASKED(NAME(row_sums), &row, g, x, y, h, plain, product, n, c, l, first, last);
+        T *kept = masked == SILU_BEFORE ? dx : h;
+        MASKED(NAME(row_sums), &row, g, x, y, kept, plain, product, n, c, l, first, last);
         NAME(slopes)(inverse, plain, product, scale, n * l, first, last, slope, shift);
         NAME(spread_over)(slope, channels, l, row.slope);
         NAME(spread_over)(shift, channels, l, row.constant);
-        const int again = masked == 1 ? 0 : masked;
+        const int again = masked == 1 || masked == SILU_BEFORE ? 0 : masked;
         if (dx && again == 4) NAME(slope_rows)(&row, from + at, x + at, dx + at, n, channels * l, c * l, 4);
         else if (dx && again == 3) NAME(slope_rows)(&row, from + at, x + at, dx + at, n, channels * l, c * l, 3);
         else if (dx && again == 2) NAME(slope_rows)(&row, from + at, x + at, dx + at, n, channels * l, c * l, 2);
@@ -207,8 +213,8 @@ static void NAME(small_gradients)(const T *g, const T *x, const T *y, const T *c
 
 /* With h = passed(g), the gradient of what the activation got: the sums over each channel of h and of h * (x - centre), and, where
    dx is not NULL, the gradient of x, scale * (h - sum(h) / count - (x - centre) * inverse^2 * sum(h (x - centre)) / count).
-   masked 0: there is no activation, h is g. 1: ReLU; h is the residual's gradient too and is written. 2, 3, 4: there is no
-   residual, and what ReLU, ReLU6 or hard-swish got is had from x. */
+   masked 0: there is no activation, h is g. 1: ReLU; h is the residual's gradient too and is written. 2, 3, 4, 5: there is no
+   residual, and what ReLU, ReLU6, hard-swish or SiLU got is had from x; of SiLU, dx is where h is kept, and is not NULL. */
 void NAME(batch_norm_gradients)(const T *restrict g, const T *restrict x, const T *restrict y, const T *centre, const T *weight,
                                 const T *bias, const double *inverse, T *restrict dx, T *restrict h, double *restrict plain,
                                 double *restrict product, i64 n, i64 c, i64 l, i64 masked)
@@ -220,8 +226,9 @@ void NAME(batch_norm_gradients)(const T *restrict g, const T *restrict x, const 
     GROUPS(first, last) {
         T scale[MOST_TOGETHER], slope[MOST_TOGETHER], shift[MOST_TOGETHER];
         NAME(scales)(inverse, weight, first, last, scale);
-        MASKED(NAME(sums_of), g, x, y, centre, scale, bias, h, plain, product, n, c, l, first, last);
-        const T *from = masked == 1 ? h : g;
+        T *kept = masked == SILU_BEFORE ? dx : h;
+        MASKED(NAME(sums_of), g, x, y, centre, scale, bias, kept, plain, product, n, c, l, first, last);
+        const T *from = masked == 1 ? h : masked == SILU_BEFORE ? dx : g;
         NAME(slopes)(inverse, plain, product, scale, n * l, first, last, slope, shift);
         if (dx) RUNS_BACK(k, j, at) {
             T m = centre[j], s = scale[j - first], b = bias ? bias[j] : 0, d = slope[j - first], e = shift[j - first];

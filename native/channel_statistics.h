@@ -70,9 +70,17 @@ INLINE void NAME(sums_of)(const T *g, const T *x, const T *y, const T *centre, c
 {
     SUMS sums[MOST_TOGETHER];
     memset(sums, 0, (last - first) * sizeof *sums);
-    RUNS(k, j, at)
-        NAME(add_gradients)(sums + j - first, g + at, x + at, masked == 1 ? y + at : NULL, masked == 1 ? h + at : NULL, l,
-                            NAME(later)(j, first, last, c, l), centre[j], scale ? scale[j - first] : 0, bias ? bias[j] : 0, masked);
+    RUNS(k, j, at) {
+        const T s = scale ? scale[j - first] : 0, b = bias ? bias[j] : 0;
+        const i64 next = NAME(later)(j, first, last, c, l);
+        if (masked == SILU_BEFORE) {
+            NAME(silu_passed)(g + at, x + at, h + at, l, centre[j], s, b);
+            NAME(add_gradients)(sums + j - first, h + at, x + at, NULL, NULL, l, next, centre[j], s, b, 0);
+        } else {
+            NAME(add_gradients)(sums + j - first, g + at, x + at, masked == 1 ? y + at : NULL, masked == 1 ? h + at : NULL, l, next,
+                                centre[j], s, b, masked);
+        }
+    }
     for (i64 j = first; j < last; j++) {
         plain[j] = NAME(total)(sums + j - first, 0);
         product[j] = NAME(total)(sums + j - first, 1);

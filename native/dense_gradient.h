@@ -37,7 +37,7 @@ INLINE void NAME(gradient_tile)(const T *y, i64 y_step, const T *packed, i64 ste
 #define TILES(DO) \
     DO(1, 9, 3) DO(1, 8, 3) DO(2, 4, 3) DO(1, 5, 5) DO(1, 4, 5) DO(2, 2, 5) DO(1, 10, 1) DO(1, 6, 1) DO(2, 8, 1) DO(2, 4, 1)
 #else
-#define TILES(DO) DO(1, 4, 3) DO(2, 2, 3) DO(1, 2, 5) DO(2, 1, 5) DO(1, 8, 1) DO(2, 4, 1)
+#define TILES(DO) DO(1, 4, 3) DO(2, 2, 3) DO(1, 2, 5) DO(2, 1, 5) DO(1, 8, 1) DO(2, 6, 1) DO(2, 4, 1)
 #endif
 
 #define DEFINE_TILE(vectors, lines, run)                                                                                   \

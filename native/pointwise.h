@@ -7,7 +7,7 @@
    includes this first: nothing is fused here that is not said to be. */
 
 #include "ahead.h"
-#include "vector_math.h"
+#include "silu.h"
 
 #ifndef LINKAGE
 #define LINKAGE static __attribute__((noinline, unused))
@@ -86,10 +86,9 @@ typedef int64_t i64;
         return 0;                                                                                                       \
     }
 
-/* s(x), the sigmoid; x P(N < x), GELU; x s(2 u) with 2 u = 1.596 (x + 0.0447 x^3), GELU by a tanh, since
-   (1 + tanh u) / 2 = s(2 u); x s(x), SiLU. */
+/* x P(N < x), GELU; x s(2 u) with the sigmoid s and 2 u = 1.596 (x + 0.0447 x^3), GELU by a tanh, since
+   (1 + tanh u) / 2 = s(2 u). */
 #define FORMULAS(T, NAME, FUSED)                                                                                        \
-    INLINE T sigmoid_of_##NAME(T x) { return (T)1 / ((T)1 + exp_##NAME(-x)); }                                          \
     INLINE T relu_of_##NAME(T x) { return x < 0 ? (T)0 : x; }               /* NaN stays NaN */                         \
     INLINE T distribution_##NAME(T x, T density)                                                                        \
     {                                                                                                                   \
@@ -110,13 +109,6 @@ typedef int64_t i64;
         T s = sigmoid_of_##NAME(twice_u_##NAME(x)), y = x * s;                                                          \
         *value = y;                                                                                                     \
         *slope = FUSED(y * ((T)1 - s), FUSED(x * x, (T)0.214064448817800755, (T)1.59576912160573071), s);               \
-    }                                                                                                                   \
-    INLINE T silu_of_##NAME(T x) { return x * sigmoid_of_##NAME(x); }                                                   \
-    INLINE void silu_both_##NAME(T x, T *value, T *slope)                                                               \
-    {                                                                                                                   \
-        T s = sigmoid_of_##NAME(x), y = x * s;                                                                          \
-        *value = y;                                                                                                     \
-        *slope = FUSED(y, (T)1 - s, s);                                                                                 \
     }                                                                                                                   \
     VALUES(T, NAME, relu)                                                                                               \
     VALUES(T, NAME, sigmoid)                                                                                            \

@@ -82,17 +82,22 @@ INLINE void NAME(add_rows)(NAME(Row) *row, const T *g, const T *x, const T *y, T
                            const int sloping, const int masked)
 {
     const i64 most = SPAN / l;                       /* samples between two foldings */
+    const int again = masked == SILU_BEFORE ? 0 : masked;
     memset(row->part, 0, sizeof row->part);
     memset(row->total, 0, sizeof row->total);
     for (i64 k = 0; k < n;) {
         i64 some = n - k >= SAMPLES && most - k % most >= SAMPLES ? SAMPLES : 1, at = k * apart;
+        if (masked == SILU_BEFORE) for (i64 j = 0; j < some; j++) {
+            const i64 of = at + j * apart;
+            NAME(silu_passed_each)(g + of, x + of, h + of, width, row->centre, row->scale, row->shift);
+        }
         for (i64 i = 0; i < width; i += LANES) {
             i64 size = at_most(width - i, LANES);
-            const T *of_g = sloping ? g + at : NULL, *of_y = masked == 1 ? y + at : NULL;
+            const T *of_g = !sloping ? NULL : masked == SILU_BEFORE ? h + at : g + at, *of_y = masked == 1 ? y + at : NULL;
             T *of_h = masked == 1 ? h + at : NULL;
-            if (some == SAMPLES && size == LANES) NAME(add_vector)(row, of_g, x + at, of_y, of_h, i, LANES, apart, SAMPLES, sloping, masked);
-            else if (some == SAMPLES) NAME(add_vector)(row, of_g, x + at, of_y, of_h, i, size, apart, SAMPLES, sloping, masked);
-            else NAME(add_vector)(row, of_g, x + at, of_y, of_h, i, size, apart, 1, sloping, masked);
+            if (some == SAMPLES && size == LANES) NAME(add_vector)(row, of_g, x + at, of_y, of_h, i, LANES, apart, SAMPLES, sloping, again);
+            else if (some == SAMPLES) NAME(add_vector)(row, of_g, x + at, of_y, of_h, i, size, apart, SAMPLES, sloping, again);
+            else NAME(add_vector)(row, of_g, x + at, of_y, of_h, i, size, apart, 1, sloping, again);
         }
         k += some;
         if (k % most == 0) NAME(fold_row)(row, width);
@@ -121,8 +126,8 @@ INLINE void NAME(row_sums)(NAME(Row) *row, const T *g, const T *x, const T *y, T
                            i64 l, i64 first, i64 last, const int masked)
 {
     const i64 at = first * l;
-    NAME(add_rows)(row, g + at, x + at, masked == 1 ? y + at : NULL, masked == 1 ? h + at : NULL, n, (last - first) * l, c * l, l, 1,
-                   masked);
+    NAME(add_rows)(row, g + at, x + at, masked == 1 ? y + at : NULL, masked == 1 || masked == SILU_BEFORE ? h + at : NULL, n,
+                   (last - first) * l, c * l, l, 1, masked);
     for (i64 j = first; j < last; j++) {
         plain[j] = NAME(run_total)(row->total[0] + (j - first) * l, l);
         product[j] = NAME(run_total)(row->total[1] + (j - first) * l, l);

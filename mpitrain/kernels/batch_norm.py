@@ -12,6 +12,7 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ArgumentError
+from mpitrain.kernels import pointwise
 from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, host, packed, same_shape
 
@@ -40,8 +41,8 @@ def _combine(grad: Array, x: Array, centre: Array, a: Array, b: Array, d: Array)
     return result
 
 
-RELU, RELU6, HARDSWISH = 1, 2, 3                  # the activations of native/activated.h
-ACTIVATIONS = {"relu": RELU, "relu6": RELU6, "hardswish": HARDSWISH}
+RELU, RELU6, HARDSWISH, SILU = 1, 2, 3, 4         # the activations of native/activated.h
+ACTIVATIONS = {"relu": RELU, "relu6": RELU6, "hardswish": HARDSWISH, "silu": SILU}
 
 
 def _activated(u: Array, activation: int) -> Array:
@@ -49,6 +50,8 @@ def _activated(u: Array, activation: int) -> Array:
     xp, real = array_module(u), u.dtype.type
     if not activation:
         return u
+    if activation == SILU:
+        return pointwise.ACTIVATIONS["silu"].values.reference(u, u)
     if activation == HARDSWISH:
         v = u + real(3)
         u *= xp.minimum(xp.maximum(v, real(0), out=v), real(6), out=v)
@@ -61,6 +64,9 @@ def _activated(u: Array, activation: int) -> Array:
 def _passed(grad: Array, u: Array, activation: int) -> Array:
     """The gradient of u, of which `grad` is that of the activated numbers; of ReLU, u may be these."""
     xp, real = array_module(u), u.dtype.type
+    if activation == SILU:
+        s = pointwise.sigmoid.reference(u)
+        return grad * (s * (1 + u * (1 - s)))
     if activation == HARDSWISH:
         grad = grad * xp.where(u < 3, u * real(1 / 3) + real(0.5), real(1))
         return xp.where(u <= -3, real(0), grad)
@@ -113,8 +119,8 @@ PLAIN = (0, RELU)                  # activations that go with a residual and wit
 
 def _check(kernel: str, activation: int, beside: Array | None) -> None:
     """No number that the C code has no activation for, and after a residual (whose y is kept) none but ReLU."""
-    if activation not in (0, RELU, RELU6, HARDSWISH) or (activation > RELU and beside is not None):
-        raise ArgumentError(f"{kernel}: activation is {activation}, expected 0 to {RELU if beside is not None else HARDSWISH}"
+    if activation not in (0, *ACTIVATIONS.values()) or (activation > RELU and beside is not None):
+        raise ArgumentError(f"{kernel}: activation is {activation}, expected 0 to {RELU if beside is not None else SILU}"
                             f"{' beside a residual' if beside is not None else ''}")
 
 
@@ -137,12 +143,12 @@ def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Ar
         _check("batch_norm_gradients", activation, y)
     grad = np.ascontiguousarray(grad)
     plain, product = np.empty((2, x.shape[1]))
-    dx = np.empty(x.shape, x.dtype) if wanted else None
+    dx = np.empty(x.shape, x.dtype) if wanted or activation == SILU else None          # SiLU's gradient is kept there first
     masked = activation + (y is None) if activation else 0
     before = np.empty(x.shape, x.dtype) if masked == 1 else grad
     function(grad, packed(x), packed(y) if masked == 1 else None, centre, packed(weight), packed(bias), inverse, dx,
              before if masked == 1 else None, plain, product, *x.shape, masked)
-    return dx, before, plain, product
+    return dx if wanted else None, before, plain, product
 
 
 def _kernel(name: str, reference: Function, signature: str, body: Callable[..., Any]) -> Kernel:

@@ -26,7 +26,7 @@ from mpitrain.registry import Registry
 __all__ = ["BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "GroupNorm", "LayerNorm", "RMSNorm", "SyncBatchNorm"]
 
 
-FUSED = (None, "relu", "relu6", "hardswish")      # what `ops.batch_norm` computes in the same passes
+FUSED = (None, "relu", "relu6", "hardswish", "silu")      # what `ops.batch_norm` computes in the same passes
 
 
 class _Tracking(Module):
@@ -60,8 +60,8 @@ class _BatchNorm(_Tracking):
     """Normalises each channel (dim 1) by its mean and variance over the micro-batch, in eval by the running ones.
 
     Parameters, buffers, eps and momentum as in PyTorch; the running variance is the unbiased one. `activation` is the name of one
-    that follows (see `nn.ACTIVATIONS`): "relu", "relu6" and "hardswish" are computed in the same passes over memory. What comes
-    around a residual block is added before it (`residual`).
+    that follows (see `nn.ACTIVATIONS`): "relu", "relu6", "hardswish" and "silu" are computed in the same passes over memory. What
+    comes around a residual block is added before it (`residual`).
     """
 
     ndims: tuple[int, ...] = ()                   # numbers of dims that an input may have

@@ -27,6 +27,7 @@ FILES = {
     "covariance": "corrcoef cov",
     "distances": "cdist cosine_similarity pairwise_distance",
     "gates": "glu log_sigmoid mish softmin softsign swiglu tanhshrink",
+    "group_normalisation": "group_norm",
     "joining": """
         atleast_1d atleast_2d atleast_3d broadcast_shapes broadcast_tensors cartesian_prod chunk column_stack combinations
         dsplit dstack hsplit hstack meshgrid tensor_split unbind vsplit vstack""",
@@ -45,7 +46,7 @@ FILES = {
     "moving": """
         adjoint expand expand_as flatten flip fliplr flipud movedim narrow permute ravel repeat repeat_interleave reshape_as
         roll rot90 select sum_to_size t tile unflatten unfold""",
-    "normalisation": "batch_norm batch_norm_inference group_norm",
+    "normalisation": "batch_norm batch_norm_inference",
     "norms": "norm normalize vector_norm",
     "patches": "affine_grid channel_shuffle fold grid_sample im2col pixel_shuffle pixel_unshuffle",
     "pool": "adaptive_avg_pool2d adaptive_max_pool2d avg_pool2d max_pool2d subsample2d",

@@ -1,4 +1,4 @@
-"""Batch and group normalisation: (x - mean) / sqrt(variance + eps) * weight + bias, over different dims."""
+"""Batch normalisation: (x - mean) / sqrt(variance + eps) * weight + bias, of each channel over samples and places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mpitrain.kernels.batch_norm import channel_affine, channel_scale, channel_s
 from mpitrain.ops import activation as activations
 from mpitrain.ops import choice, composed
 
-__all__ = ["batch_norm", "batch_norm_inference", "group_norm"]
+__all__ = ["batch_norm", "batch_norm_inference"]
 
 Reduce = Callable[[Array], None]
 
@@ -25,7 +25,7 @@ def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = 
     """Normalises each channel of x (N, C, ...) with statistics of the batch: (y, mean, variance, count).
 
     Then adds `residual`, of x's shape, and sets to 0 what is negative where `relu`, in the same passes over memory. So it does
-    "relu6" and "hardswish", the `activation`, where there is no residual, no `reduce` and more than one value in a plane.
+    "relu6", "hardswish" and "silu", the `activation`, where there is no residual, no `reduce` and more than one value in a plane.
 
     Mean and (biased) variance are plain arrays (C,), outside the graph, and `count` is the number of values behind each:
     what running statistics are updated from. `reduce` sums a float64 array over the ranks in place: then the statistics
@@ -34,7 +34,7 @@ def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = 
 
     Raises ShapeError where a channel has one value only: its variance says nothing.
     """
-    _check_channels("batch_norm", x, weight, bias, residual)
+    check_channels("batch_norm", x, weight, bias, residual)
     count = prod(x.shape) // x.shape[1] if x.shape[1] else 0
     if reduce is None and count < 2:
         raise ShapeError(f"batch_norm: training needs more than one value for each channel, the input is {tuple(x.shape)}; "
@@ -51,20 +51,12 @@ def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = 
 def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, bias: Any = None, *, residual: Any = None,
                          relu: bool = False, eps: float = 1e-5, activation: str | None = None) -> Tensor:
     """Normalises each channel of x (N, C, ...) with given statistics (C,), which get no gradient; the rest as `batch_norm`."""
-    _check_channels("batch_norm_inference", x, weight, bias, residual)
+    check_channels("batch_norm_inference", x, weight, bias, residual)
     result: Tensor = FixedNorm.apply(x, weight, bias, mean, variance, eps=eps)
     if residual is not None:
         result = result + residual
     number = _number(activation, relu)
     return _activated(result, number)
-
-
-def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, *, eps: float = 1e-5) -> Tensor:
-    """Normalises each sample of x (N, C, ...) over groups of neighbouring channels; weight and bias are (C,)."""
-    _check_channels("group_norm", x, weight, bias)
-    if num_groups < 1 or x.shape[1] % num_groups:
-        raise ShapeError(f"group_norm: {x.shape[1]} channels cannot be split into {num_groups} groups")
-    return GroupNorm.apply(x, weight, bias, groups=num_groups, eps=eps)
 
 
 class BatchNorm(Function):
@@ -75,7 +67,7 @@ class BatchNorm(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, residual: Array | None, *, activation: int,
                 eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None] | None = None) -> Array:
-        channels = _channels(x)
+        channels = as_channels(x)
         if reduce is None and channels.shape[2] > 1:
             y, mean, variance, inverse = by_channel.batch_norm(channels, weight, bias, _channels_or_none(residual), eps,
                                                                 activation)
@@ -86,7 +78,7 @@ class BatchNorm(Function):
             inverse = 1 / ctx.xp.sqrt(variance + eps)
             y = channel_affine(channels, centre, channel_scale(inverse, weight, x.dtype), channel_shift(bias, channels))
             if residual is not None:
-                y += _channels(residual)
+                y += as_channels(residual)
             if activation:
                 y = pointwise.relu(y)
         y = y.reshape(x.shape)
@@ -128,13 +120,13 @@ class BatchNorm(Function):
     def _gradients(ctx: Context, grad: Array) -> tuple[Array | None, Array | None]:
         """The gradients of x and of the residual; leaves the sums in ctx."""
         x, weight, bias, centre, inverse, y = ctx.saved
-        flat, channels = _channels(grad), _channels(x)
+        flat, channels = as_channels(grad), as_channels(x)
         if ctx.reduce is None and channels.shape[2] > 1:
             dx, before, *ctx.sums = by_channel.batch_norm_gradients(flat, channels, _channels_or_none(y), centre, weight, bias,
                                                                     inverse, ctx.activation, ctx.needs[0])
             return (dx.reshape(x.shape) if dx is not None else None), before
         if ctx.activation:
-            flat = pointwise.ACTIVATIONS["relu"].gradient(_channels(y), flat, None)
+            flat = pointwise.ACTIVATIONS["relu"].gradient(as_channels(y), flat, None)
         plain, product = ctx.sums = channel_sums(flat, channels, centre)
         if not ctx.needs[0]:
             return None, flat
@@ -160,8 +152,10 @@ class BatchNorm(Function):
 
         given = [ctx.input(i) for i in range(3)]
         if ctx.activation > by_channel.RELU:
-            return (*differentiate(lambda *given: _activated(normalise(*given), ctx.activation), given, [grad], ctx.needs[:3]),
-                    None)
+            def whole(*given: Any) -> Tensor:
+                y = normalise(*given)             # of `silu`, a derivative more would take inputs that are not kept
+                return y * activations.sigmoid(y) if ctx.activation == by_channel.SILU else _activated(y, ctx.activation)
+            return *differentiate(whole, given, [grad], ctx.needs[:3]), None
         if ctx.activation and y is None:              # nothing was added before it
             with no_grad():
                 y = normalise(*given).array
@@ -182,7 +176,7 @@ class FixedNorm(Function):
         inverse = 1 / xp.sqrt(variance.astype("float64") + eps)
         centre = mean.astype(x.dtype)
         ctx.save(x, weight, centre, inverse)
-        channels = _channels(x)
+        channels = as_channels(x)
         return channel_affine(channels, centre, channel_scale(inverse, weight, x.dtype),
                               channel_shift(bias, channels)).reshape(x.shape)
 
@@ -193,7 +187,7 @@ class FixedNorm(Function):
         dx = grad * scale if ctx.needs[0] else None
         if not any(ctx.needs[1:]):
             return dx, None, None, None, None
-        plain, product = channel_sums(_channels(grad), _channels(x), centre)
+        plain, product = channel_sums(as_channels(grad), as_channels(x), centre)
         return (dx,
                 (product * inverse).astype(x.dtype) if ctx.needs[1] else None,
                 plain.astype(x.dtype) if ctx.needs[2] else None, None, None)
@@ -206,57 +200,6 @@ class FixedNorm(Function):
         return (composed.by_channel(scaled, weight) if ctx.needs[0] else None,
                 composed.channel_sums(scaled * (x - centre.reshape(across))) if ctx.needs[1] else None,
                 composed.channel_sums(grad) if ctx.needs[2] else None, None, None)
-
-
-class GroupNorm(Function):
-    """Statistics of each (sample, group); with x seen as one sample of N * C channels, the loops of batch norm do the rest."""
-
-    floats = 4
-
-    @staticmethod
-    def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, *, groups: int, eps: float) -> Array:
-        xp = ctx.xp
-        n, c, size = _channels(x).shape
-        count = c // groups * size
-        mean, squares = by_channel.channel_moments(x.reshape(1, n * groups, count))
-        inverse = (1 / xp.sqrt(squares / max(count, 1) + eps)).repeat(c // groups)
-        centre = mean.astype(x.dtype).repeat(c // groups)
-        ctx.save(x, weight, centre, inverse)
-        ctx.groups, ctx.count, ctx.eps, ctx.sums = groups, count, eps, None
-        scale = channel_scale(inverse, _tiled(weight, n, xp), x.dtype)
-        shift = channel_shift(_tiled(bias, n, xp), x.reshape(1, n * c, size))
-        return channel_affine(x.reshape(1, n * c, size), centre, scale, shift).reshape(x.shape)
-
-    @staticmethod
-    def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
-        x, weight, centre, inverse = ctx.saved
-        n, c, size = _channels(x).shape
-        flat = (1, n * c, size)
-        if ctx.sums is None:
-            ctx.sums = channel_sums(grad.reshape(flat), x.reshape(flat), centre)
-        plain, product = ctx.sums
-        dx = None
-        if ctx.needs[0]:
-            tiled = _tiled(weight, n, ctx.xp)
-            scale = channel_scale(inverse, tiled, x.dtype)
-            each = c // ctx.groups
-            means = [((s if tiled is None else s * tiled).reshape(-1, each).sum(axis=1) / max(ctx.count, 1)).repeat(each)
-                     for s in (plain, product)]
-            slope = (-inverse ** 3 * means[1]).astype(x.dtype)
-            shift = (-inverse * means[0]).astype(x.dtype)
-            dx = by_channel.channel_combine(grad.reshape(flat), x.reshape(flat), centre, scale, slope, shift).reshape(x.shape)
-        return (dx,
-                (product * inverse).reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[1] else None,
-                plain.reshape(n, c).sum(axis=0).astype(x.dtype) if ctx.needs[2] else None)
-
-    @staticmethod
-    def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
-        def normalise(x: Tensor, weight: Tensor | None) -> Tensor:
-            groups = x.reshape(x.shape[0] * ctx.groups, -1)
-            return composed.by_channel(composed.normalised(groups, (1,), ctx.eps).reshape(x.shape), weight)
-
-        return (*differentiate(normalise, [ctx.input(0), ctx.input(1)], [grad], ctx.needs[:2]),
-                composed.channel_sums(grad) if ctx.needs[2] else None)
 
 
 def _number(activation: str | None, relu: bool) -> int:
@@ -273,24 +216,18 @@ def _number(activation: str | None, relu: bool) -> int:
 def _activated(y: Tensor, number: int) -> Tensor:
     if number <= by_channel.RELU:
         return activations.relu(y) if number else y
+    if number == by_channel.SILU:
+        return activations.silu(y)
     from mpitrain.ops import rectifiers  # few norms have another activation
     return rectifiers.relu6(y) if number == by_channel.RELU6 else rectifiers.hardswish(y)
 
 
-def _channels(x: Array) -> Array:
+def as_channels(x: Array) -> Array:
     """x (N, C, ...) as (N, C, L)."""
     return x.reshape(*x.shape[:2], prod(x.shape[2:]))
 
 
-def _tiled(values: Array | None, times: int, xp: Any) -> Array | None:
-    return None if values is None else xp.tile(values, times)
-
-
-def _channels_or_none(x: Array | None) -> Array | None:
-    return None if x is None else _channels(x)
-
-
-def _check_channels(name: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> None:
+def check_channels(name: str, x: Any, weight: Any, bias: Any, residual: Any = None) -> None:
     if len(x.shape) < 2:
         raise ShapeError(f"{name}: the input has shape {tuple(x.shape)}, expected (N, C, ...)")
     for what, values in (("weight", weight), ("bias", bias)):
@@ -298,3 +235,7 @@ def _check_channels(name: str, x: Any, weight: Any, bias: Any, residual: Any = N
             raise ShapeError(f"{name}: the {what} has shape {tuple(values.shape)}, the input has {x.shape[1]} channels")
     if residual is not None and tuple(residual.shape) != tuple(x.shape):
         raise ShapeError(f"{name}: the residual has shape {tuple(residual.shape)}, the input {tuple(x.shape)}: not equal")
+
+
+def _channels_or_none(x: Array | None) -> Array | None:
+    return None if x is None else as_channels(x)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import ArgumentError
+from mpitrain.kernels import pointwise
 from mpitrain.kernels.batch_norm import ACTIVATIONS, RELU, batch_norm, batch_norm_gradients, channel_moments, channel_sums
 from mpitrain.kernels.kernel import kind
 
@@ -102,14 +103,34 @@ def test_activations_are_those_of_the_expressions(shape: tuple[int, ...], dtype:
         np.testing.assert_allclose(one, other, **close)
 
 
+@pytest.mark.skipif(kind() == "numpy", reason="NumPy's expressions are written in another order")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(3, 4, 37), (70, 130, 4), (2, 3, 2300), (9, 40, 49)], ids=str)
+def test_silu_in_the_same_passes_has_the_bits_of_silu_afterwards(shape: tuple[int, ...], dtype: str) -> None:
+    x, grad = data(shape, dtype), data(shape, dtype, 1)
+    weight, bias, silu = 4 * data(shape[1:2], dtype, 2), 3 * data(shape[1:2], dtype, 3), pointwise.ACTIVATIONS["silu"]
+    found = batch_norm(x, weight, bias, None, 1e-5, ACTIVATIONS["silu"])
+    plain, mean, *_, inverse = batch_norm(x, weight, bias, None, 1e-5, 0)
+    wanted, slope = silu.forward(plain, ours=True, training=True)
+    np.testing.assert_array_equal(found[0], wanted)
+    given = x, None, mean.astype(dtype), weight, bias, inverse
+    found = batch_norm_gradients(grad, *given, ACTIVATIONS["silu"], True)
+    without = batch_norm_gradients(grad, *given, ACTIVATIONS["silu"], False)
+    wanted = batch_norm_gradients(silu.gradient(slope, grad, None), *given, 0, True)
+    assert without[0] is None
+    for place in 0, 2, 3:
+        np.testing.assert_array_equal(found[place], wanted[place])
+        assert place == 0 or np.array_equal(without[place], wanted[place])
+
+
 @pytest.mark.skipif(kind() == "numpy", reason="C and the loops check the number, which NumPy's expression takes for none")
 def test_only_relu_comes_after_a_residual_and_no_other_number_is_an_activation() -> None:
     x, channel = data((2, 3, 5), "float32"), np.ones(3, np.float32)
-    for activation in ACTIVATIONS["relu6"], 4, -1:
+    for activation in ACTIVATIONS["relu6"], 5, -1:
         with pytest.raises(ArgumentError, match=rf"batch_norm: activation is {activation}, expected 0 to 1 beside a residual"):
             batch_norm(x, channel, channel, x, 1e-5, activation)
-    for activation in -2, 4:                                 # C takes what it does not know for ReLU with a residual
-        with pytest.raises(ArgumentError, match=rf"gradients: activation is {activation}, expected 0 to 3$"):
+    for activation in -2, 5:                                 # C takes what it does not know for ReLU with a residual
+        with pytest.raises(ArgumentError, match=rf"gradients: activation is {activation}, expected 0 to 4$"):
             batch_norm_gradients(x, x, None, channel, channel, channel, np.ones(3), activation, True)
     with pytest.raises(ArgumentError, match="gradients: activation is 3, expected 0 to 1 beside a residual"):
         batch_norm_gradients(x, x, x, channel, channel, channel, np.ones(3), ACTIVATIONS["hardswish"], True)

@@ -12,6 +12,7 @@ import numpy as np
 from numba.extending import register_jitable
 
 from mpitrain.kernels.loops.mathematics import choose, u
+from mpitrain.kernels.loops.pointwise import silu_both, silu_of
 from mpitrain.kernels.loops.runs import (
     FAR,
     MOMENTS,
@@ -35,6 +36,7 @@ from mpitrain.kernels.loops.runs import (
 )
 
 SPAN, FEW = 1024, 16
+SILU, SILU_BEFORE = 4, 5                          # `activation` and `masked`, which runs.py knows nothing of
 LANES, BYTES = 64, 256                            # Room for the sums of a channel, and the bytes of those that there are.
 TOGETHER, MOST_TOGETHER = 1 << 20, 32             # Bytes of x in the channels that are read again; how many those are at most.
 
@@ -88,6 +90,17 @@ def total(some: Any, all_: Any, to: int) -> Any:
     found = all_[to]
     all_[to:to + LANES] = 0
     return found
+
+
+@register_jitable
+def silu_passed(g: Any, x: Any, h: Any, samples: int, channels: int, size: int, first: int, last: int, centre: Any, scale: Any,
+                shift: Any) -> None:
+    """h = what the gradient g of SiLU becomes, which got (x - centre) * scale + shift."""
+    for sample in range(samples):
+        for j in range(first, last):
+            m, s, b, at = centre[j - first], scale[j - first], shift[j - first], (sample * channels + j) * size
+            for i in range(at, at + size):
+                h[u(i)] = silu_both((x[u(i)] - m) * s + b)[1] * g[u(i)]
 
 
 @register_jitable
@@ -200,6 +213,10 @@ def normalised(x: Any, residual: Any, y: Any, samples: int, channels: int, size:
                 normalise_relu(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
             elif activation == 2:
                 normalise_relu6(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
+            elif activation == SILU:
+                normalise(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
+                for i in range(at, at + size):
+                    y[u(i)] = silu_of(y[u(i)])
             elif activation:
                 normalise_hardswish(x, residual, y, at, size, later, centre[place], scale[place], shift[place])
             else:
@@ -251,7 +268,11 @@ def batch_norm_gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bi
         for j in range(first, last):
             scale[j - first] = inverse[j] * weight[j] if weight.size else inverse[j]
             shift[j - first] = bias[j] if bias.size else real(0)
-        summed(x, grad, y, h, samples, channels, size, first, last, middle, scale, shift, masked, a, b, all_a, all_b)
+        if masked == SILU_BEFORE:
+            silu_passed(grad, x, dx, samples, channels, size, first, last, middle, scale, shift)
+            summed(x, dx, y, h, samples, channels, size, first, last, middle, scale, shift, 0, a, b, all_a, all_b)
+        else:
+            summed(x, grad, y, h, samples, channels, size, first, last, middle, scale, shift, masked, a, b, all_a, all_b)
         for j in range(first, last):
             k = j - first
             plain[j], product[j] = total(a, all_a, k * LANES), total(b, all_b, k * LANES)
@@ -259,5 +280,7 @@ def batch_norm_gradients(grad: Any, x: Any, y: Any, centre: Any, weight: Any, bi
             constant[k] = -scale[k] * (plain[j] / count)
         if dx.size and masked == 1:
             slopes(h, x, dx, samples, channels, size, first, last, middle, scale, shift, slope, constant, masked)
+        elif dx.size and masked == SILU_BEFORE:
+            slopes(dx, x, dx, samples, channels, size, first, last, middle, scale, shift, slope, constant, 0)
         elif dx.size:
             slopes(grad, x, dx, samples, channels, size, first, last, middle, scale, shift, slope, constant, masked)
