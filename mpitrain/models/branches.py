@@ -32,6 +32,9 @@ from mpitrain.nn.norm import NORMS
 HE = init.kaiming_normal()
 GLOROT = init.xavier_uniform()
 DENSENET_PLAN = {"block*.conv1": "column", "block*.norm2": "channels", "block*.conv2": "row"}
+SQUEEZENET_PLAN = {"fire*.squeeze": "column", "fire*.expand?": "row"}
+GOOGLENET_PLAN = {"conv2.conv": "column", "conv2.norm": "channels", "conv3.conv": "row", "inception*.branch[23].0.conv": "column",
+                  "inception*.branch[23].0.norm": "channels", "inception*.branch[23].1.conv": "row"}
 INCEPTION_EPS = 1e-3
 
 
@@ -83,6 +86,8 @@ def densenet121(classes: int = 1000, channels: int = 3, norm: str = "batch", gro
 class Fire(Module):
     """1 x 1 to `squeezed` channels, of which 1 x 1 and 3 x 3 make `outputs` / 2 each, side by side (Iandola et al. 2016)."""
 
+    chains = ("squeeze", "expand1"), ("squeeze", "expand3")
+
     def __init__(self, inputs: int, squeezed: int, outputs: int):
         values = {"weight_init": init.kaiming_uniform(), "bias_init": init.zeros}
         self.squeeze = Conv2d(inputs, squeezed, 1, **values)
@@ -115,12 +120,16 @@ def squeezenet(classes: int = 1000, channels: int = 3, version: str = "1.1", dro
         if i in pools:
             blocks.append((f"pool{i + 1}", MaxPool2d(3, 2, ceil_mode=True)))
     head = Conv2d(outputs, classes, 1, weight_init=init.normal(0.01), bias_init=init.zeros)
-    return Sequential(*blocks, ("dropout", Dropout(dropout)), ("head", head), ("relu", ReLU()), ("pool", AdaptiveAvgPool2d(1)),
-                      ("flatten", Flatten()))
+    model = Sequential(*blocks, ("dropout", Dropout(dropout)), ("head", head), ("relu", ReLU()), ("pool", AdaptiveAvgPool2d(1)),
+                       ("flatten", Flatten()))
+    model.plan = SQUEEZENET_PLAN
+    return model
 
 
 class _ConvNorm(Module):
     """A convolution without bias, a norm, ReLU."""
+
+    paths = ("conv", "norm"),
 
     def __init__(self, inputs: int, outputs: int, kernel: int, norm: str, stride: int = 1):
         self.conv = Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False, weight_init=GLOROT)
@@ -178,5 +187,7 @@ def googlenet(classes: int = 1000, channels: int = 3, norm: str = "batch", dropo
         scaled = [of(n) for n in widths]
         blocks.append((f"inception{name}", Inception(inputs, scaled, norm)))
         inputs = scaled[0] + scaled[2] + scaled[4] + scaled[5]
-    return Sequential(*blocks, ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("dropout", Dropout(dropout)),
-                      ("head", Linear(inputs, classes)))
+    model = Sequential(*blocks, ("pool", AdaptiveAvgPool2d(1)), ("flatten", Flatten()), ("dropout", Dropout(dropout)),
+                       ("head", Linear(inputs, classes)))
+    model.plan = GOOGLENET_PLAN
+    return model

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 from mpitrain.models.mobile_blocks import (
+    LAST,
     PUBLISHED,
     ConvNorm,
     InvertedResidual,
     check_of,
     norm_of,
+    plan_of,
     pooling,
     repeated,
     rounded,
@@ -48,6 +50,8 @@ def efficientnet_b0(classes: int = 1000, channels: int = 3, width: float = 1.0, 
             inputs = wide
     last = 4 * inputs
     head = Linear(last, classes, weight_init=init.uniform(1 / math.sqrt(classes)), bias_init=init.zeros)
-    return Sequential(
+    model = Sequential(
         check_of("efficientnet_b0", channels), *blocks, ("last", ConvNorm(inputs, last, 1, activation="silu", norm=make)),
         *pooling(), ("dropout", Dropout(dropout)), ("head", head))
+    model.plan = {**plan_of(blocks), **LAST}
+    return model

@@ -25,6 +25,8 @@ class SpectralConv2d(nn.Module):
     The weight (2 modes[0], modes[1], C, O, 2) has real and imaginary parts in its last dim, uniform in 0 ... 1 / (C O) at first.
     """
 
+    channel_dims = 3, 2
+
     def __init__(self, inputs: int, outputs: int, modes: Sequence[int]):
         self.inputs, self.outputs, self.modes = inputs, outputs, tuple(modes)
         scale = 1.0 / (inputs * outputs)
@@ -66,6 +68,8 @@ class Lift(nn.Module):
 class FourierLayer(nn.Module):
     """gelu(spectral(x) + conv(x)), the convolution of single points; without GELU in the last layer."""
 
+    paths = ("spectral",), ("conv",)
+
     def __init__(self, width: int, modes: Sequence[int], last: bool):
         self.spectral = SpectralConv2d(width, width, modes)
         self.conv = nn.Conv2d(width, width, 1)
@@ -76,19 +80,36 @@ class FourierLayer(nn.Module):
         return y if self.last else ops.gelu(y)
 
 
+class Crop(nn.Module):
+    """(N, C, H + padding, W + padding) to (N, C, H, W): what was padded before the layers is left out."""
+
+    def __init__(self, padding: int):
+        self.padding = padding
+
+    def forward(self, x: Any) -> Tensor:
+        out: Tensor = x[:, :, :-self.padding, :-self.padding]
+        return out
+
+
 def fno(outputs: int = 1, channels: int = 1, width: int = 32, modes: Sequence[int] = (12, 12), layers: int = 4,
-        hidden: int = 128) -> nn.Sequential:
+        hidden: int = 128, padding: int = 0) -> nn.Sequential:
     """Functions on a grid, (N, channels, H, W), to others, (N, outputs, H, W); a trained model takes finer grids, too.
 
     `modes` frequencies are kept along each dim, `width` channels go through `layers` Fourier layers, and `hidden` ones lie before
-    the output. `layers` x (2 x 4 modes[0] modes[1] width^2 / 2 + width^2 + width) parameters and those of the maps at both ends.
+    the output. Frequencies take a function as periodic; for one that is not, `padding` zeros are put after the last points of
+    each dim before the layers, and taken away after them. `layers` x (2 x 4 modes[0] modes[1] width^2 / 2 + width^2 + width)
+    parameters and those of the maps at both ends.
     """
     require_sizes(outputs=outputs, channels=channels, width=width, layers=layers, hidden=hidden)
     require_list_of_sizes("modes", modes, 2)
+    require_sizes(0, padding=padding)
     model = nn.Sequential(
         ("input", Check("fno", (None, channels, None, None), "set model.channels")),
         ("lift", Lift(channels, width)),
+        *([("pad", nn.ZeroPad2d((0, padding, 0, padding)))] if padding else []),
         *((f"layer{i}", FourierLayer(width, modes, i == layers - 1)) for i in range(layers)),
+        *([("crop", Crop(padding))] if padding else []),
         ("wide", nn.Conv2d(width, hidden, 1)), ("gelu", nn.GELU()), ("narrow", nn.Conv2d(hidden, outputs, 1)))
-    model.plan = {"wide": "column", "narrow": "row"}
+    model.plan = {"wide": "column", "narrow": "row"} | {
+        f"layer{i}.{part}": "row" if i % 2 else "column" for i in range(layers // 2 * 2) for part in ("spectral", "conv")}
     return model

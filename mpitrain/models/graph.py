@@ -15,7 +15,7 @@ from typing import Any
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError
-from mpitrain.models.registry import require_list_of_sizes, require_sizes
+from mpitrain.models.registry import of_positions, require_list_of_sizes, require_sizes
 from mpitrain.nn.basic import Check
 
 
@@ -46,6 +46,7 @@ class Own(nn.Module):
         return ops.getitem(x, (slice(None), 0))
 
 
+@of_positions
 def graphsage(inputs: int, outputs: int, samples: Sequence[int] = (25, 10), hidden: Sequence[int] = (128, 128),
               dropout: float = 0.0) -> nn.Sequential:
     """GraphSAGE with the mean of sampled neighbours (Hamilton, Ying and Leskovec 2017, algorithm 2).

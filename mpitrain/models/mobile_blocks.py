@@ -7,7 +7,7 @@ model says how often, and the first ones are left out, so that most of the net s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,10 @@ from mpitrain.nn.norm import NORMS
 
 HE = init.kaiming_normal(fan="out")
 SMALL_NORMAL = init.normal(0.01)
+INSIDE = {"expand.conv": "column", "expand.norm": "channels", "depthwise.conv": "channels", "depthwise.norm": "channels",
+          "project.conv": "row"}
+LAST = {"last.conv": "column", "last.norm": "channels", "dropout": "channels", "head": "row"}
+GATED = {"squeeze.squeeze": "row", "squeeze.expand": "column"}
 PUBLISHED = 5                                     # how often the images of ImageNet are halved
 
 
@@ -30,7 +34,7 @@ class ConvNorm(Module):
     `residual`, of the result's shape, is added before the activation.
     """
 
-    chains = ("conv", "norm"),
+    paths = ("conv", "norm"),
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1, groups: int = 1, activation: str | None = None,
                  norm: Any = None):
@@ -51,8 +55,6 @@ class InvertedResidual(Module):
     `drop_path`.
     """
 
-    chains = (("expand.conv", "expand.norm", "depthwise.conv", "depthwise.norm", "project.conv"),)
-
     def __init__(self, inputs: int, inner: int, outputs: int, kernel: int, stride: int, activation: str, norm: Any, *,
                  squeezed: int | None = None, squeeze_activation: str = "relu", gate: str = "sigmoid", drop_path: float = 0.0,
                  always: bool = False):
@@ -62,6 +64,7 @@ class InvertedResidual(Module):
         self.depthwise = ConvNorm(inner, inner, kernel, stride, inner, activation, norm)
         self.squeeze = None if squeezed is None else SqueezeExcitation(inner, squeezed, squeeze_activation, gate)
         self.project = ConvNorm(inner, outputs, 1, norm=norm)
+        self.chains = [[name for name in ("expand", "depthwise", "squeeze", "project") if vars(self)[name] is not None]]
         self.around = stride == 1 and inputs == outputs
         self.drop_path = DropPath(drop_path) if self.around and drop_path else None
 
@@ -82,6 +85,8 @@ class ShuffleUnit(Module):
     have a stride, gives all inputs to both branches, and the first has two convolutions there.
     """
 
+    chains = ("expand2", "depthwise2", "project2"),
+
     def __init__(self, inputs: int, outputs: int, stride: int, first: bool, norm: Any):
         half = self.half = outputs // 2
         self.depthwise1 = ConvNorm(inputs, inputs, 3, stride, inputs, None, norm) if first else None
@@ -98,6 +103,16 @@ class ShuffleUnit(Module):
             first, second = ops.split(x, self.half, dim=1)
         y: Tensor = self.shuffle(ops.cat((first, self.project2(self.depthwise2(self.expand2(second)))), dim=1))
         return y
+
+
+def plan_of(blocks: Iterable[tuple[str, Module]]) -> dict[str, str]:
+    """How `mesh.tp` cuts inverted residuals: each rank has some of the inner channels. Those that do not expand are small."""
+    plan: dict[str, str] = {}
+    for name, block in blocks:
+        if isinstance(block, InvertedResidual) and block.expand is not None:
+            plan |= {f"{name}.{layer}": style for layer, style in INSIDE.items()}
+            plan |= {f"{name}.{layer}": style for layer, style in GATED.items() if block.squeeze is not None}
+    return plan
 
 
 def pooling() -> list[tuple[str, Module]]:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mpitrain.models.mobile_blocks import (
+    LAST,
     PUBLISHED,
     SMALL_NORMAL,
     ConvNorm,
     InvertedResidual,
     check_of,
     norm_of,
+    plan_of,
     pooling,
     rounded,
     strides_of,
@@ -68,9 +70,11 @@ def mobilenet_v2(classes: int = 1000, channels: int = 3, width: float = 1.0, dro
             blocks.append((f"block{len(blocks) - 1}", InvertedResidual(
                 inputs, factor * inputs, wide, 3, 1 if i else stride, "relu6", make)))
             inputs = wide
-    return Sequential(
+    model = Sequential(
         check_of("mobilenet_v2", channels), *blocks, ("last", ConvNorm(inputs, last, 1, activation="relu6", norm=make)),
         *pooling(), ("dropout", Dropout(dropout)), ("head", _classifier(last, classes)))
+    model.plan = {**plan_of(blocks), **LAST}
+    return model
 
 
 def mobilenet_v3_small(classes: int = 1000, channels: int = 3, width: float = 1.0, dropout: float = 0.2,
@@ -104,10 +108,12 @@ def _version_3(name: str, rows: Sequence[Row], hidden: int, classes: int, channe
             squeezed=rounded(inner // 4) if row.gated else None, gate="hardsigmoid")))
         inputs = outputs
     last, hidden = 6 * inputs, rounded(hidden * width)
-    return Sequential(
+    model = Sequential(
         check_of(name, channels), *blocks, ("last", ConvNorm(inputs, last, 1, activation="hardswish", norm=make)),
         *pooling(), ("hidden", _classifier(last, hidden, "hardswish")), ("dropout", Dropout(dropout)),
         ("head", _classifier(hidden, classes)))
+    model.plan = {**plan_of(blocks), "hidden": "column", "dropout": "channels", "head": "row"}
+    return model
 
 
 def mnasnet(classes: int = 1000, channels: int = 3, width: float = 1.0, dropout: float = 0.2, halvings: int = PUBLISHED,
@@ -131,9 +137,11 @@ def mnasnet(classes: int = 1000, channels: int = 3, width: float = 1.0, dropout:
             blocks.append((f"block{len(blocks) - before}", InvertedResidual(
                 inputs, factor * inputs, wide, kernel, 1 if i else stride, "relu", make, always=True)))
             inputs = wide
-    return Sequential(
+    model = Sequential(
         check_of("mnasnet", channels), *blocks, ("last", ConvNorm(inputs, 1280, 1, activation="relu", norm=make)),
         *pooling(), ("dropout", Dropout(dropout)), ("head", _classifier(1280, classes)))
+    model.plan = {**plan_of(blocks), **LAST}
+    return model
 
 
 def _classifier(inputs: int, outputs: int, activation: str | None = None) -> Linear:

@@ -6,7 +6,7 @@ from typing import Any
 
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
-from mpitrain.models.registry import require_sizes
+from mpitrain.models.registry import of_positions, require_sizes
 from mpitrain.nn.basic import Check
 
 
@@ -47,6 +47,7 @@ def _recurrent(name: str, kind: type[nn.LSTM] | type[nn.GRU], inputs: int, hidde
                          ("head", nn.Linear(width, outputs)))
 
 
+@of_positions
 def lstm(inputs: int, hidden: int, outputs: int, layers: int = 1, dropout: float = 0.0, bidirectional: bool = False
          ) -> nn.Sequential:
     """Long short-term memory (Hochreiter and Schmidhuber 1997): series (B, L, I) to numbers or logits (B, outputs).
@@ -56,6 +57,7 @@ def lstm(inputs: int, hidden: int, outputs: int, layers: int = 1, dropout: float
     return _recurrent("lstm", nn.LSTM, inputs, hidden, outputs, layers, dropout, bidirectional)
 
 
+@of_positions
 def gru(inputs: int, hidden: int, outputs: int, layers: int = 1, dropout: float = 0.0, bidirectional: bool = False
         ) -> nn.Sequential:
     """Gated recurrent units (Cho et al. 2014); otherwise as `lstm`."""

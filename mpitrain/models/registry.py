@@ -9,14 +9,21 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeVar
 
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module
 from mpitrain.registry import Registry
 
+Make = TypeVar("Make", bound=Callable[..., Module])
 MODELS: Registry[Callable[..., Module]] = Registry("model")
 """Each is a function of the config's [model] keys that gives a Module."""
+
+
+def of_positions(make: Make) -> Make:
+    """Marks a model whose rows are (positions, inputs): the data's last dim is its `inputs`, and not all numbers of a row."""
+    make.of_positions = True                                  # type: ignore[attr-defined]
+    return make
 
 
 def require_sizes(least: int = 1, /, **sizes: Any) -> None:

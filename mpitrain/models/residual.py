@@ -17,6 +17,8 @@ from mpitrain.nn.norm import NORMS
 
 HE = init.kaiming_normal(fan="out")
 BOTTLENECK_PLAN = {"stage*.conv2": "column", "stage*.norm2": "channels", "stage*.conv3": "row"}
+GROUPED_PLAN = {"stage*.conv1": "column", "stage*.norm1": "channels", "stage*.conv2": "channels", "stage*.norm2": "channels",
+                "stage*.conv3": "row"}
 RESIDUAL_PLAN = {"stage*.conv1": "column", "stage*.norm1": "channels", "stage*.conv2": "row"}
 
 
@@ -61,7 +63,7 @@ class Bottleneck(Module):
     have `groups` (ResNeXt: Xie et al. 2017).
     """
 
-    chains = ("conv2", "norm2", "conv3"),
+    chains = ("conv1", "norm1", "conv2", "norm2", "conv3"),
 
     def __init__(self, inputs: int, outputs: int, inner: int, stride: int, norm: str, groups: int = 1):
         make = NORMS.resolve(norm)
@@ -177,8 +179,7 @@ def _bottleneck_net(name: str, blocks: tuple[int, ...], classes: int, channels: 
             stages.append((f"stage{s + 1}_block{b}", block))
             inputs = 4 * width << s
     model = _with_stem(name, stages, (channels, width, inputs), classes, norm)
-    if groups == 1:
-        model.plan = BOTTLENECK_PLAN                  # A grouped convolution is not cut.
+    model.plan = BOTTLENECK_PLAN if groups == 1 else GROUPED_PLAN
     return model
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ConfigError
-from mpitrain.models.registry import require_list_of_sizes, require_sizes
+from mpitrain.models.registry import of_positions, require_list_of_sizes, require_sizes
 from mpitrain.nn import init
 from mpitrain.nn.basic import Check
 
@@ -45,6 +45,8 @@ class Causal(nn.Module):
 class Temporal(nn.Module):
     """relu(x + f(x)), f twice a causal convolution, ReLU and dropout; 1 x 1 convolutions change the channels of x."""
 
+    chains = ("conv1.conv", "dropout1", "conv2.conv"),
+
     def __init__(self, inputs: int, outputs: int, kernel: int, dilation: int, dropout: float, weight_norm: bool):
         self.conv1 = Causal(inputs, outputs, kernel, dilation, weight_norm)
         self.dropout1 = nn.Dropout(dropout)
@@ -65,6 +67,7 @@ class Last(nn.Module):
         return ops.getitem(x, (slice(None), slice(None), -1))
 
 
+@of_positions
 def tcn(inputs: int, channels: Sequence[int], outputs: int, kernel: int = 3, dropout: float = 0.0, weight_norm: bool = True
         ) -> nn.Sequential:
     """Temporal convolutional network (Bai, Kolter and Koltun 2018): a residual block for each of `channels`.
@@ -76,11 +79,14 @@ def tcn(inputs: int, channels: Sequence[int], outputs: int, kernel: int = 3, dro
     if not channels:
         raise ConfigError("tcn: model.channels is empty, expected the channels of one block or more, such as [32, 32]")
     widths = [inputs, *channels]
-    return nn.Sequential(
+    model = nn.Sequential(
         ("input", ChannelsFirst("tcn", inputs)),
         *((f"block{i}", Temporal(width, following, kernel, 2 ** i, dropout, weight_norm))
           for i, (width, following) in enumerate(zip(widths, channels))),
         ("last", Last()), ("head", nn.Linear(widths[-1], outputs, weight_init=TCN_INIT)))
+    if not weight_norm:                               # A weight that is computed of others is not cut.
+        model.plan = {"block*.conv1.conv": "column", "block*.dropout1": "channels", "block*.conv2.conv": "row"}
+    return model
 
 
 class Mean(nn.Module):
@@ -90,6 +96,7 @@ class Mean(nn.Module):
         return ops.mean(x, dim=-1)
 
 
+@of_positions
 def fcn(inputs: int, outputs: int, channels: Sequence[int] = (128, 256, 128), kernels: Sequence[int] = (8, 5, 3)
         ) -> nn.Sequential:
     """Fully convolutional network for series (Wang, Yan and Oates 2017): convolutions with batch norm and ReLU, then the mean.
@@ -103,8 +110,12 @@ def fcn(inputs: int, outputs: int, channels: Sequence[int] = (128, 256, 128), ke
     for i, (kernel, width) in enumerate(zip(kernels, channels)):
         blocks.append((f"block{i}", nn.Sequential(("conv", nn.Conv1d(widths[i], width, kernel, padding="same")),
                                                   ("norm", nn.BatchNorm1d(width, activation="relu")))))
-    return nn.Sequential(("input", ChannelsFirst("fcn", inputs)), *blocks, ("mean", Mean()),
-                         ("head", nn.Linear(widths[-1], outputs)))
+    model = nn.Sequential(("input", ChannelsFirst("fcn", inputs)), *blocks, ("mean", Mean()),
+                          ("head", nn.Linear(widths[-1], outputs)))
+    for second in range(len(channels) - 1, 0, -2):    # The first one, of the inputs, is the smallest.
+        first = f"block{second - 1}"
+        model.plan = {**model.plan, f"{first}.conv": "column", f"{first}.norm": "channels", f"block{second}.conv": "row"}
+    return model
 
 
 class Inception(nn.Module):
@@ -117,6 +128,7 @@ class Inception(nn.Module):
         self.pool = nn.MaxPool1d(3, stride=1, padding=1)
         self.pooled = nn.Conv1d(inputs, filters, 1, bias=False)
         self.norm = nn.BatchNorm1d(4 * filters, activation="relu")
+        self.chains = [("bottleneck", f"convs.{i}") for i in range(3)]
 
     def forward(self, x: Any) -> Tensor:
         narrow = x if self.bottleneck is None else self.bottleneck(x)
@@ -140,6 +152,7 @@ class Shortcut(nn.Module):
         return ops.relu(y + self.norm(self.conv(x)))
 
 
+@of_positions
 def inception_time(inputs: int, outputs: int, depth: int = 6, filters: int = 32, bottleneck: int = 32, kernel: int = 40
                    ) -> nn.Sequential:
     """InceptionTime's network (Fawaz et al. 2020), for series of any length; the paper takes the mean of five of them.
@@ -158,5 +171,8 @@ def inception_time(inputs: int, outputs: int, depth: int = 6, filters: int = 32,
             blocks.append((f"group{len(blocks)}", Shortcut(modules, before, 4 * filters)))
         else:
             blocks += [(f"module{i}", module) for i, module in enumerate(modules)]
-    return nn.Sequential(("input", ChannelsFirst("inception_time", inputs)), *blocks, ("mean", Mean()),
-                         ("head", nn.Linear(4 * filters, outputs)))
+    model = nn.Sequential(("input", ChannelsFirst("inception_time", inputs)), *blocks, ("mean", Mean()),
+                          ("head", nn.Linear(4 * filters, outputs)))
+    narrow = [path for path, module in model.named_modules() if isinstance(module, Inception) and module.bottleneck is not None]
+    model.plan = {f"{path}.{layer}": style for path in narrow for layer, style in (("bottleneck", "column"), ("convs.?", "row"))}
+    return model

@@ -14,6 +14,9 @@ WIDTHS = {0.5: (24, 48, 96, 192, 1024), 1.0: (24, 116, 232, 464, 1024), 1.5: (24
 """Channels of the stem, three stages and the last convolution, by width (table 5 of the paper)."""
 
 BLOCKS = (4, 8, 4)
+PLAN = {"stage*.expand2.conv": "column", "stage*.expand2.norm": "channels", "stage*.depthwise2.conv": "channels",
+        "stage*.depthwise2.norm": "channels", "stage*.project2.conv": "row",
+        "last.conv": "column", "last.norm": "channels", "head": "row"}
 
 
 def shufflenet_v2(classes: int = 1000, channels: int = 3, width: float = 1.0, halvings: int = PUBLISHED,
@@ -37,6 +40,8 @@ def shufflenet_v2(classes: int = 1000, channels: int = 3, width: float = 1.0, ha
         for i in range(count):
             blocks.append((f"stage{s + 2}_block{i}", ShuffleUnit(inputs, outputs, 1 if i else stride, not i, make)))
             inputs = outputs
-    return Sequential(check_of("shufflenet_v2", channels), *blocks,
-                      ("last", ConvNorm(inputs, last, 1, activation="relu", norm=make)), *pooling(),
-                      ("head", Linear(last, classes)))
+    model = Sequential(check_of("shufflenet_v2", channels), *blocks,
+                       ("last", ConvNorm(inputs, last, 1, activation="relu", norm=make)), *pooling(),
+                       ("head", Linear(last, classes)))
+    model.plan = PLAN
+    return model

@@ -103,7 +103,7 @@ def deepfm(categories: Sequence[int], width: int = 10, hidden: Sequence[int] = (
         ("embed", Factors(categories, width)),
         *((f"hidden{i}", Beside(inputs, outputs, dropout)) for i, (inputs, outputs) in enumerate(zip(widths, widths[1:]))),
         ("head", Together(widths[-1])))
-    model.plan = {"hidden*.linear": "gathered"}
+    model.plan = {"embed.*.table": "vocabulary", "hidden*.linear": "gathered"}
     model.size_keys = {"hidden": [f"hidden{i}.linear" for i in range(len(hidden))]}
     return model
 

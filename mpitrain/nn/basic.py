@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -41,6 +41,13 @@ class Linear(Module):
         self.after = None if activation == self.fused else ACTIVATIONS.resolve(str(activation))()
         self.weight = Parameter((outputs, inputs), weight_init)
         self.bias = Parameter((outputs,), bias_init or init.fan_in_uniform((outputs, inputs))) if bias else None
+
+    @classmethod
+    def instead_of(cls, layer: Linear, **more: Any) -> Self:
+        """A layer of this class that takes the place of `layer`, with its parameters, and with the attributes `more`."""
+        made = object.__new__(cls)
+        vars(made).update(vars(layer), **more)
+        return made
 
     def forward(self, x: Any) -> Tensor:
         y = ops.linear(x, self.weight, self.bias, self.fused)

@@ -20,18 +20,17 @@ class SqueezeExcitation(Module):
     The gate is gate(expand(activation(squeeze(means)))), two linear layers with `squeezed` numbers between them.
     """
 
-    chains = ("squeeze", "expand"),
+    paths = (), ("squeeze", "expand", "gate")
 
     def __init__(self, channels: int, squeezed: int, activation: str = "relu", gate: str = "sigmoid"):
-        self.channels = channels
         self.squeeze = Linear(channels, squeezed, activation=activation)
         self.expand = Linear(squeezed, channels)
         self.gate = ACTIVATIONS.resolve(gate)()
 
     def forward(self, x: Any) -> Tensor:
         shape = tuple(x.shape)
-        if len(shape) < 3 or shape[1] != self.channels:
-            raise ShapeError(f"SqueezeExcitation expects (N, {self.channels}, ...) of 3 dims or more, got shape {shape}")
+        if len(shape) < 3:
+            raise ShapeError(f"SqueezeExcitation expects (N, C, ...) of 3 dims or more, got shape {shape}")
         means = ops.mean(x, dim=tuple(range(2, len(shape))))
         gates = self.gate(self.expand(self.squeeze(means)))
         return ops.multiply(x, ops.reshape(gates, *shape[:2], *(1 for _ in shape[2:])))

@@ -46,6 +46,8 @@ class _Windows(Module):
 
 
 class _Conv(_Windows):
+    channel_dims = 0, 1
+
     def __init__(self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Size | str = 0, dilation: Size = 1,
                  groups: int = 1, bias: bool = True, padding_mode: str = "zeros", *,
                  weight_init: Initialiser = init.default_weight, bias_init: Initialiser | None = None):
@@ -101,6 +103,8 @@ class Conv3d(_Conv):
 
 
 class _ConvTranspose(_Windows):
+    channel_dims = 1, 0
+
     def __init__(self, inputs: int, outputs: int, kernel: Size, stride: Size = 1, padding: Size = 0, output_padding: Size = 0,
                  groups: int = 1, bias: bool = True, dilation: Size = 1, *, weight_init: Initialiser = init.default_weight,
                  bias_init: Initialiser | None = None):

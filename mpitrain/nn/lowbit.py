@@ -118,9 +118,7 @@ class RoundedLinear(Linear):
     @classmethod
     def of(cls, layer: Linear, format: Format) -> RoundedLinear:
         """A layer that takes the place of `layer`, with its parameters."""
-        made = object.__new__(cls)
-        vars(made).update(vars(layer), format=format)
-        return made
+        return cls.instead_of(layer, format=format)
 
     def forward(self, x: Any) -> Tensor:
         operands = self.weight.operands

@@ -54,6 +54,8 @@ class Module(Checked):
     by_element = False                            # True where each number is treated by itself, and alike: docs/tensor.md
     by_channel = False                            # True where no channel (dim 1) sees another, and all are treated alike
     chains: Sequence[Sequence[str]] = ()          # layers inside, each of which takes only what the one before gives
+    paths: Sequence[Sequence[str]] = ()           # all chains from input to output, number by number; (): the input itself
+    channel_dims: tuple[int, int] | None = None   # dims of `weight` that are channels (dim 1) of outputs and of inputs
     spread: Callable[[int], Places] | None = None     # the positions that this rank has, where it has some of a sample's
     across: Across | None = None                  # the communication of a layer that several ranks compute
     storage: FlatLayout | None = None             # the memory of a model that is initialised

@@ -175,9 +175,7 @@ class BlockLinear(Linear):
     @classmethod
     def of(cls, layer: Linear, blocks: Blocks) -> BlockLinear:
         """A layer that takes the place of `layer`, with its parameters."""
-        made = object.__new__(cls)
-        vars(made).update(vars(layer), blocks=blocks)
-        return made
+        return cls.instead_of(layer, blocks=blocks)
 
     def forward(self, x: Any) -> Tensor:
         y: Tensor = BlockProduct.apply(x, self.weight, self.bias, blocks=self.blocks, activation=self.fused,

@@ -98,11 +98,14 @@ class ParallelContext:
         return cut_loss(loss, self.placement.head, self.group)
 
     def classes(self, output: Array) -> Array:
-        """The class of the largest output of each row; called alike by the ranks that hold the model's last block."""
+        """The class of the largest output of each row, -1 where one is NaN; called alike by the ranks that hold the model's last
+        block."""
         if self.placement.head is not None and self.group is not None:
             from mpitrain.parallel.layers.tensor_loss import largest
             return largest(output, self.group, self.placement.head.first)
-        found: Array = array_module(output).argmax(output, axis=-1)
+        xp = array_module(output)
+        place = xp.argmax(output, axis=-1)                    # That of a NaN, where there is one.
+        found: Array = xp.where(xp.isnan(xp.take_along_axis(output, place[..., None], axis=-1)[..., 0]), -1, place)
         return found
 
     def whole_outputs(self, output: Array) -> Array:

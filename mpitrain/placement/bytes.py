@@ -19,7 +19,7 @@ class Bytes(NamedTuple):
 
 
 class Use(NamedTuple):
-    """Bytes of one rank by use; None where unknown."""
+    """Bytes of one rank by use; None where unknown. `copies` are of the weights, which [average] and shrink.rewind keep."""
 
     parameters: int
     gradients: int
@@ -27,6 +27,7 @@ class Use(NamedTuple):
     offloaded: int
     activations: int | None
     pool: int | None
+    copies: int = 0
 
 
 class Forecast(NamedTuple):

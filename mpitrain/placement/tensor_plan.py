@@ -18,12 +18,13 @@ from mpitrain.nn.module import declared
 from mpitrain.nn.parameter import Described, Parameter
 from mpitrain.placement.cut_numbers import follow
 
+PRODUCTS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d         # and other layers that declare their `channel_dims`
 STYLES: dict[str, tuple[tuple[type[nn.Module], ...], str]] = {
-    "column": ((nn.Linear, nn.Conv2d), "outputs are cut: each rank has some of them"),
-    "row": ((nn.Linear, nn.Conv2d), "inputs are cut: ranks' products are added"),
-    "gathered": ((nn.Linear, nn.Conv2d), "outputs are cut, and put together on all ranks"),
+    "column": (PRODUCTS, "outputs are cut: each rank has some of them"),
+    "row": (PRODUCTS, "inputs are cut: ranks' products are added"),
+    "gathered": (PRODUCTS, "outputs are cut, and put together on all ranks"),
     "vocabulary": ((nn.Embedding, nn.Linear), "rows of a table of tokens are cut, or the logits that the loss takes"),
-    "channels": ((nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.Dropout),
+    "channels": ((nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm, nn.Dropout, nn.Conv1d, nn.Conv2d, nn.Conv3d),
                  "channels are cut, like those of the layer before"),
     "sequence": ((nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.DropoutAdd, nn.Embedding),
                  "with mesh.sequence = true, positions are cut"),
@@ -103,8 +104,8 @@ def narrow(layers: Sequence[Layer], rank: int, n: int) -> None:
             start, stop = (place * slit.count // n * slit.unit for place in (rank, rank + 1))
             slit.leaf.narrow("tp", slit.dim, start, stop, groups=slit.groups)
     for layer in layers:
-        if layer.style == "channels" and not isinstance(layer.module, nn.Dropout):
-            vars(layer.module)["features"] //= n
+        own = vars(layer.module)
+        own.update({count: own[count] // n for count in ("features", "groups") if layer.style == "channels" and count in own})
 
 
 def refuse_sizes(slits: Sequence[Slit], n: int) -> None:
@@ -155,32 +156,34 @@ def _slits(layer: Layer) -> Iterator[Slit]:
     if style == "channels":
         for leaf in (own.get(name) for name in ("weight", "bias", "running_mean", "running_var")):
             if leaf is not None:
-                yield Slit(layer, leaf, 0, leaf.global_shape[0], what="channels")
+                count = own.get("groups", leaf.global_shape[0])
+                yield Slit(layer, leaf, 0, count, leaf.global_shape[0] // count, what="groups" if "groups" in own else "channels")
         return
     weight: Parameter | None = own.get("weight")
     if style == "sequence" or weight is None:
         return
-    dim = 1 if style == "row" else 0
-    unit = (module.in_unit if dim else module.out_unit) if isinstance(module, nn.Linear) else 1
-    groups = module.out_groups if isinstance(module, nn.Linear) and not dim else 1
+    inputs = style == "row"
+    dim = (declared(module, "channel_dims") or (0, 1))[inputs]
+    unit = (module.in_unit if inputs else module.out_unit) if isinstance(module, nn.Linear) else 1
+    groups = module.out_groups if isinstance(module, nn.Linear) and not inputs else 1
     count = weight.global_shape[dim] // (unit * groups)
-    what = _word(module, style, dim, unit)
+    what = _word(module, inputs, unit)
     even = style != "vocabulary"
     yield Slit(layer, weight, dim, count, unit, groups, what, even)
-    if not dim and own.get("bias") is not None:
+    if not inputs and own.get("bias") is not None:
         yield Slit(layer, own["bias"], 0, count, unit, groups, what, even)
     if isinstance(module, nn.Linear) and dim in module.alike:
         yield Slit(layer, own[module.alike[dim]], dim, count, unit, groups, what, even)
 
 
-def _word(module: nn.Module, style: str, dim: int, unit: int) -> str:
+def _word(module: nn.Module, inputs: bool, unit: int) -> str:
     if unit > 1:
         return "heads"
-    if isinstance(module, nn.Conv2d):
-        return "input channels" if dim else "output channels"
+    if declared(module, "channel_dims"):
+        return "input channels" if inputs else "output channels"
     if isinstance(module, nn.Embedding):
         return "rows"
-    return "inputs" if dim else "outputs"
+    return "inputs" if inputs else "outputs"
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -194,28 +197,33 @@ def _refuse_style(layer: Layer, paths: Sequence[str]) -> None:
     if isinstance(module, nn.LowBitLinear | nn.LowBitEmbedding):
         raise ConfigError(f'mesh.plan: "{path}" is in few bits, and such a layer is not cut along tp; set mesh.tp = 1 and use '
                           f'mesh.pp or mesh.dp, or take the run of floats, or one made with: quantize --skip "{path}"')
-    if not isinstance(module, kinds):
+    dims = declared(module, "channel_dims")
+    if not (isinstance(module, kinds) or (dims and nn.Conv2d in kinds)):
         fits = [name for name, (others, _) in STYLES.items() if isinstance(module, others)]
         instead = f"; such a layer may be {' or '.join(fits)}" if fits else "; name the layers in it"
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, and "{style}" ({means}) is for '
                           f"{', '.join(kind.__name__ for kind in kinds)}{instead}")
-    kind = next(kind for kind in kinds if isinstance(module, kind))
+    kind = next((kind for kind in kinds if isinstance(module, kind)), type(module))
     if type(module).forward is not kind.forward and not (isinstance(module, nn.Linear) and module.alike):
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__}, a {kind.__name__} with a forward of its own, which '
                           "ranks that have a part would not follow; leave it whole")
-    if isinstance(module, nn.Linear | nn.Conv2d | nn.Embedding) and "weight" not in vars(module):
+    if (dims or isinstance(module, nn.Linear | nn.Embedding)) and "weight" not in vars(module):
         raise ConfigError(f'mesh.plan: "{path}" is a {type(module).__name__} without a weight of its own, which cannot be cut; '
                           "leave it whole")
     if isinstance(module, nn.Embedding) and module.max_norm is not None:
         raise ConfigError(f'mesh.plan: "{path}" is an Embedding with max_norm, whose rows change with what each rank looks up; '
                           "leave it whole, or leave max_norm out")
     after = vars(module).get("after")
-    if style in ("column", "gathered", "vocabulary") and after is not None and (
+    if style in ("column", "gathered", "vocabulary", "channels") and after is not None and (
             not declared(after, "by_element") or after.parameters()):
         raise ConfigError(f'mesh.plan: "{path}" has the activation {type(after).__name__}, which does not declare that it treats '
                           'each number by itself (by_element), and each rank would have some of them; leave it whole')
-    if isinstance(module, nn.Conv2d) and module.groups > 1:
-        raise ConfigError(f'mesh.plan: "{path}" is a convolution of {module.groups} groups, which cannot be cut; leave it whole')
+    groups = vars(module).get("groups", 1)
+    if dims and (groups > 1) != (style == "channels"):
+        raise ConfigError(f'mesh.plan: "{path}" is a convolution of {groups} groups, whose ranks each have whole groups; make it '
+                          '"channels", between a "column" and its "row", or leave it whole' if groups > 1 else
+                          f'mesh.plan: "{path}" is a convolution of one group, and "channels" is for several, of which each rank '
+                          'has some; make it "column" or "row"')
     if style == "vocabulary" and isinstance(module, nn.Linear) and path != paths[-1]:
         raise ConfigError(f'mesh.plan: the outputs of "{path}" go on to "{paths[-1]}", and "vocabulary" leaves them cut for the '
                           'loss; make it "gathered"')

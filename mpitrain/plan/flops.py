@@ -5,13 +5,14 @@
 
 Counted are linear layers, convolutions and their transposes, matrix products and contractions, both products of attention,
 recurrent layers and experts, as torch.utils.flop_counter and the tables beside torchvision's weights count them (the latter in
-multiply-adds, each of which is two operations). What norms, activations and pools do is left out there and here. Fourier
-transforms are no products of matrices: their number is given. A product of complex numbers is four of real ones. Parameters
-take next to no memory (`plan.lent`).
+multiply-adds, each of which is two operations). Of sparse layers the numbers that they keep count, of layers in few bits all.
+What norms, activations and pools do is left out there and here. Fourier transforms are no products of matrices: their number is
+given. A product of complex numbers is four of real ones. Parameters take next to no memory (`plan.lent`).
 """
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -83,6 +84,7 @@ def _counting() -> Iterator[Counter[str]]:
     """The Functions of RULES, and those that inherit their forward, count in this thread while it is entered, and give zeros."""
     work: Counter[str] = Counter()
     rules = {function.forward: rule for function, rule in RULES.items()}
+    rules |= {getattr(sys.modules[module], name).forward: rule for (module, name), rule in LATE.items() if module in sys.modules}
     noted = {function.forward for function in TRANSFORMS}
 
     def forward_of(function: type[Function]) -> Callable[..., Any]:
@@ -97,7 +99,7 @@ def _counting() -> Iterator[Counter[str]]:
 def _standing_in(rule: Rule, work: Counter[str]) -> Callable[..., Any]:
     def forward(ctx: Any, *arrays: Any, **params: Any) -> Any:
         multiply_adds, shapes = rule(ctx.function, *arrays, **params)
-        kinds = [array.dtype for array in arrays[:2]]
+        kinds = [array.dtype for array in arrays[:2] if array is not None]
         work[ctx.function.__name__] += multiply_adds * prod(2 if kind.kind == "c" else 1 for kind in kinds)
         made = [np.zeros(shape, np.result_type(*kinds)) for shape in shapes]
         return made[0] if len(made) == 1 else tuple(made)
@@ -161,7 +163,29 @@ def _experts(_: Any, x: Array, weight: Array, *rest: Any, **params: Any) -> Coun
     return prod(shape) * weight.shape[2], [shape]
 
 
+def _sparse(_: Any, x: Array, bias: Array | None, *, sparse: Any, **params: Any) -> Counted:
+    from mpitrain.kernels.sparse import pieces_of
+    height = 1 if sparse.values.ndim == 1 else sparse.values.shape[1]
+    outputs = (len(sparse.starts) - 1) // pieces_of(x.shape[-1]) * height
+    return prod(x.shape[:-1]) * sparse.values.size, [(*x.shape[:-1], outputs)]
+
+
+def _blocks(_: Any, x: Array, weight: Array, bias: Array | None, *, blocks: Any, **params: Any) -> Counted:
+    height = len(weight) // len(blocks.live)
+    return prod(x.shape[:-1]) * int(blocks.live.sum()) * height, [(*x.shape[:-1], len(weight))]
+
+
+def _low_bits(_: Any, x: Array, bias: Array | None, *, layer: Any, **params: Any) -> Counted:
+    shape = (*x.shape[:-1], layer.outputs)
+    return prod(shape) * layer.inputs, [shape]
+
+
 RULES: dict[type[Function], Rule] = {
     Linear: _linear, MatMul: _matmul, Contract: _contract, Conv2d: _convolution, ConvTranspose2d: _transposed,
     Attention: _attention, MaskedAttention: _attention, SelfAttention: _self_attention, Layer: _recurrent, ExpertLinear: _experts}
 """Function -> its multiply-adds and the shapes of its results, from its inputs."""
+
+LATE: dict[tuple[str, str], Rule] = {
+    ("mpitrain.nn.sparse", "SparseProduct"): _sparse, ("mpitrain.nn.sparse", "BlockProduct"): _blocks,
+    ("mpitrain.nn.lowbit", "LowBitProduct"): _low_bits}
+"""The same of Functions by (module, name), whose modules few models read."""

@@ -56,6 +56,7 @@ def lent_memory(chunks: Sequence[Module], precision: str) -> Iterator[None]:
     """Parameters and gradients of models that have no memory: large matrices, whose products alone read them, are `Untouched`,
     and the rest shares an array of the largest one's size. `storage` describes a real one."""
     size, dtype = 1, None
+    buffers = [buffer for chunk in chunks for _, buffer in chunk.named_buffers() if not buffer.allocated]
     for chunk in chunks:
         layout = chunk.describe(0, precision, CPU)
         size, dtype = max([size, *(s.stop - s.start for s in layout.segments if not is_large(s.shape))]), layout.dtype
@@ -72,6 +73,9 @@ def lent_memory(chunks: Sequence[Module], precision: str) -> Iterator[None]:
         for parameter in (p for chunk in chunks for p in chunk.parameters()):
             del parameter.array
             parameter.grad_buffer = None
+        for buffer in buffers:                    # `describe` has given them values, and a plan cuts what has none.
+            if buffer.allocated:
+                del buffer.array
 
 
 def is_large(shape: Sequence[int]) -> bool:

@@ -3,6 +3,7 @@
     parameters    of this rank's stage, or its slices of them
     gradients     their sums: as many as exist at once while micro-batches are added up, or slices
     optimizer     its state; `offloaded` if that lies elsewhere
+    copies        of the parameters, or of slices of them, beside those: the mean of [average], the weights of shrink.rewind
     activations   the peak of a step's arrays on top of those that stay: saved for backward, and temporary
     pool          all memory that arrays have taken from the system: all of those, rows read ahead, buckets in flight, unsharded
                   blocks, and free blocks kept for the next arrays
@@ -18,7 +19,7 @@ from mpitrain.config import Config
 from mpitrain.errors import MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
 from mpitrain.optim import Optimizer
-from mpitrain.placement.bytes import Forecast, Use, sums_at_once
+from mpitrain.placement.bytes import Forecast, Use, predicted, sums_at_once
 from mpitrain.placement.place import Placement
 from mpitrain.placement.shard_cuts import largest_neighbours, probe
 from mpitrain.plan.activations import most, trace
@@ -35,10 +36,11 @@ BETWEEN = 8                                  # free blocks that fit no array tak
 
 
 def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
-             offload: str = "none") -> Forecast:
+             offload: str = "none", copies: int = 0) -> Forecast:
     """The forecast of a run of `p`, whose model is used up here, on the first rank of each stage. Needs no MPI.
 
     `sample` is a host row (x, y); `optimizer(storage)` makes one, whose state `offload` may keep elsewhere.
+    `copies` is how many of the weights are kept.
     """
     if p.grid.shares_layers:
         from mpitrain.parallel.layers.join import alone
@@ -47,7 +49,7 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
     tried = optimizer(probe())
-    kept = [_kept(stage, layout, tried, offload) for stage, layout in zip(stages, layouts)]
+    kept = [_kept(stage, layout, tried, offload, copies) for stage, layout in zip(stages, layouts)]
     others = [_on_their_way(stage, layout) for stage, layout in zip(stages, layouts)]
     if p.part is not None:
         sample = p.part(sample[0]), p.part(sample[1])
@@ -68,11 +70,12 @@ def forecast_of(config: Config, placed: Placement, inputs: Inputs) -> Forecast:
     """The memory of a run of `placed` by its configuration; the first training row is the sample."""
     return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens, inputs), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
-                    offload=config.optimizer.offload)
+                    offload=config.optimizer.offload,
+                    copies=(config.average.kind != "none") + bool(config.shrink.prune and config.shrink.rewind != "never"))
 
 
 def _whole(use: Use, activations: int, others: int) -> Use:
-    pool = use.parameters + use.gradients + use.optimizer + activations + activations // BETWEEN + others
+    pool = use.parameters + use.gradients + use.optimizer + use.copies + activations + activations // BETWEEN + others
     return use._replace(activations=activations, pool=pool)
 
 
@@ -81,16 +84,18 @@ def _rows(p: Placement) -> int:
     return -(-p.train.batch_size // p.n_micro)
 
 
-def _kept(p: Placement, layout: FlatLayout, optimizer: Optimizer, offload: str) -> Use:
+def _kept(p: Placement, layout: FlatLayout, optimizer: Optimizer, offload: str, copies: int) -> Use:
     """The memory that stays from step to step, by formula."""
     kind = _cut_states(p)
     parameters, gradients, state = p.bytes(layout, kind, optimizer)
     if kind in ("none", "optimizer"):
         gradients *= sums_at_once(p.n_micro, p.grid.n_places, tree=p.tree is not None)
+    kept = copies * predicted(layout.size, kind, p.grid.count(REPLICAS), itemsize=layout.dtype.itemsize,
+                              state=layout.size).optimizer
     if offload == "none":
-        return Use(parameters, gradients, state, 0, None, None)
+        return Use(parameters, gradients, state, 0, None, None, kept)
     on_host = 2 * parameters if p.train.device == "gpu" else 0            # copies of parameters and gradients
-    return Use(parameters, gradients, 0, state + on_host, None, None)
+    return Use(parameters, gradients, 0, state + on_host, None, None, kept)
 
 
 def _cut_states(p: Placement) -> str:

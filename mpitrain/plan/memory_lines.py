@@ -39,7 +39,7 @@ def as_json(found: Forecast, everyone: Sequence[tuple[int, Use]]) -> dict[str, A
 
 
 def _names(uses: Sequence[Use]) -> list[str]:
-    return [name for name in Use._fields if name != "offloaded" or any(use.offloaded for use in uses)]
+    return [name for name in Use._fields if name not in ("offloaded", "copies") or any(getattr(use, name) for use in uses)]
 
 
 def _sum(use: Use) -> int:

@@ -120,7 +120,7 @@ def test_the_blocks_of_a_unet_are_timed_for_equal_stages() -> None:
     assert len(seconds) == 7 and all(s > 0 for s in seconds)
 
 
-def plain_fno() -> Any:
+def plain_fno(padding: int = 0) -> Any:
     """The paper's equations for `FNO`, with its two complex tensors a layer, as its authors' code has them."""
     torch, _ = declared()
     n = torch.nn
@@ -136,7 +136,8 @@ def plain_fno() -> Any:
             batch, _, height, width = x.shape
             down, right = torch.meshgrid(torch.linspace(0, 1, height), torch.linspace(0, 1, width), indexing="ij")
             grid = torch.stack([down, right]).to(x.dtype).expand(batch, 2, height, width)
-            h = self.lift(torch.cat([x, grid], 1))
+            h = n.functional.pad(self.lift(torch.cat([x, grid], 1)), (0, padding, 0, padding))
+            height, width = h.shape[2:]
             for i in range(2):
                 spectrum, weight = torch.fft.rfft2(h), torch.view_as_complex(self.spectral[i])
                 out = torch.zeros_like(spectrum)
@@ -144,14 +145,15 @@ def plain_fno() -> Any:
                 out[:, :, -3:, :4] = torch.einsum("nchw,hwco->nohw", spectrum[:, :, -3:, :4], weight[3:])
                 h = torch.fft.irfft2(out, s=(height, width)) + self.convs[i](h)
                 h = n.functional.gelu(h) if i == 0 else h
+            h = h[:, :, :height - padding, :width - padding]
             return self.narrow(n.functional.gelu(self.wide(h)))
     return Net()
 
 
-@pytest.mark.parametrize("sides", [(8, 12), (9, 7)], ids=["even", "odd"])
-def test_an_fno_is_its_paper_s(sides: tuple[int, int]) -> None:
+@pytest.mark.parametrize(("sides", "padding"), [((8, 12), 0), ((9, 7), 0), ((6, 8), 3)], ids=["even", "odd", "padded"])
+def test_an_fno_is_its_paper_s(sides: tuple[int, int], padding: int) -> None:
     names = [(r"^lift\.conv", "lift"), (r"^layer(\d)\.conv", r"convs.\1"), (r"^layer(\d)\.spectral\.weight", r"spectral.\1")]
-    like_torch(MODELS["fno"](**FNO), plain_fno(), images(2, 1, *sides), names=names)
+    like_torch(MODELS["fno"](**FNO, padding=padding), plain_fno(padding), images(2, 1, *sides), names=names)
 
 
 def test_sizes_follow_the_papers_formulas() -> None:

@@ -13,7 +13,7 @@ from zoo import FORWARD, GRADIENTS, _near, _without_noise, tokens, transformers
 from mpitrain.autograd import no_grad
 from mpitrain.errors import ConfigError, DataError, MeshError, ShapeError
 from mpitrain.models import MODELS
-from mpitrain.models.t5 import distances
+from mpitrain.models.encoder_decoder import distances
 from mpitrain.placement.tensor_plan import narrow, read_plan
 
 BERT = {"layers": 2, "heads": 2, "width": 16, "hidden": 24, "block": 12, "vocabulary": 30, "dropout": 0.0}

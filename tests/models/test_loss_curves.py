@@ -59,13 +59,13 @@ CASES = {
     "resnet20": Case(models.resnet20, 8, (3, 16, 16), 10, 0.01, RESNET, rule="sgd", precision="float64"),
     "resnet8, float32": Case(resnet8, 16, (3, 16, 16), 10, 0.01, RESNET, rule="sgd", steps=5),
     "gpt": Case(lambda: models.gpt(2, 4, 64, 32, 65), 4, (32,), 65, 1e-3,
-                GPT | {"flash_attention", "flash_attention_grad"}, True),
+                GPT | {"flash_attention", "flash_attention_grad"}, True, steps=15),
     "gpt with dropout": Case(lambda: models.gpt(2, 4, 64, 32, 65, dropout=0.2), 4, (32,), 65, 1e-3,
                              GPT | {"flash_attention", "flash_attention_grad"}, True),
 }
 
 
-SLOW = {"lenet", "resnet8", "resnet20", "gpt with dropout"}
+SLOW = {"lenet", "resnet8", "resnet20", "gpt", "gpt with dropout"}
 
 
 def losses(case: Case) -> list[float]:
@@ -104,6 +104,6 @@ def test_losses_are_those_of_the_plain_expressions(name: str, monkeypatch: pytes
     for kernel in KERNELS.values():
         monkeypatch.setattr(kernel, "host", lambda: None)
     plain = losses(case)
-    assert case.used <= used
+    assert case.used - (set() if product.is_fast() else {"linear", "linear_gradients"}) <= used    # NumPy's where it is faster
     np.testing.assert_allclose(fast, plain, rtol=1e-5)
     assert fast[-1] < (0.8 if case.steps == 50 else 1.0) * fast[0]

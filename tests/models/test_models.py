@@ -1,5 +1,6 @@
 """Models: sizes that the literature states, values against PyTorch, cutting into stages, and clear errors on wrong input."""
 
+import importlib
 import inspect
 import json
 import math
@@ -39,7 +40,7 @@ OTHERS = {
     "swin_t": {"channels": 1}, **{f"vit_{size}_16": {"channels": 1} for size in ("ti", "s", "b")},
 }
 LEAST = {("gpt", "experts"): 0, ("inception_time", "bottleneck"): 0, ("inception_time", "kernel"): 4,
-         ("ft_transformer", "numeric"): 0}
+         ("ft_transformer", "numeric"): 0, ("fno", "padding"): 0}
 
 
 def batch(shape, seed=0):
@@ -280,3 +281,11 @@ def test_gradients_of_a_model_do_not_depend_on_the_arena():
         ops.sum(model(x)).backward()
     for mine, expected in zip(two.parameters(), one.parameters()):
         np.testing.assert_array_equal(mine.grad, expected.grad)
+
+
+def test_a_model_stays_a_function_of_the_package_when_its_file_is_read() -> None:
+    from mpitrain import models
+    from mpitrain.models.files import FILES
+    for file, names in FILES.items():
+        importlib.import_module(f"mpitrain.models.{file}")
+        assert all(callable(getattr(models, name)) for name in names.split()), file

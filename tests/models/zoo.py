@@ -16,7 +16,8 @@ off on both sides.
 
 `same_on_ranks` trains two steps on 1 rank, with recomputed blocks, on pp = 2 and on dp = 2, and the same in layout mode (`modes`:
 in one of both alone); losses are equal to 1e-5, recompute and layout mode to the bit. Batch norms see a micro-batch, so dp = 2
-has those of one rank. With `tp`, losses on tp = 2 are compared as well; layout mode refuses that mesh.
+has those of one rank. With `tp`, losses on tp = 2 are compared as well, and that of a step on one rank which goes on from their
+checkpoint; layout mode refuses that mesh.
 
 torchvision: its wheel for torch 2.13.0 (0.28.0) is made for CUDA, and its compiled operators do not load beside torch's CPU
 wheel. Its models need none of them: `torchvision()` declares the two that its import asks for. Install it with

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from configs import flat  # noqa: E402
 
 from mpitrain import data, nn, optim  # noqa: E402
 from mpitrain.bench.train import Memory  # noqa: E402
+from mpitrain.checkpoint import store  # noqa: E402
 from mpitrain.comm.mesh import Mesh  # noqa: E402
 from mpitrain.models import MODELS  # noqa: E402
 from mpitrain.train.build.assembly import assemble  # noqa: E402
@@ -36,9 +38,9 @@ def samples(case: dict[str, Any], rows: int) -> tuple[Any, Any]:
     return x, rng.standard_normal(target, dtype=np.float32)
 
 
-def train(comm: Any, case: dict[str, Any], *, pp: int = 1, tp: int = 1, recompute: bool = False, **options: Any
-          ) -> tuple[list[float], Any]:
-    """(losses, hashes) of two steps on the ranks of `comm`."""
+def train(comm: Any, case: dict[str, Any], *, pp: int = 1, tp: int = 1, recompute: bool = False, first: int = 0,
+          steps: int = STEPS, folder: str = "", **options: Any) -> tuple[list[float], Any]:
+    """(losses, hashes) of some steps on the ranks of `comm`; `folder` gets a checkpoint, or has that of step `first`."""
     x, y = samples(case, STEPS * case["batch"])
     source = Memory(x, y, case["kind"])
     model = MODELS[case["model"]](**case["arguments"])
@@ -49,10 +51,15 @@ def train(comm: Any, case: dict[str, Any], *, pp: int = 1, tp: int = 1, recomput
     asked = {"micro_batches": MICRO_BATCHES, **case["settings"], **options}
     job = assemble(model, inputs, mesh, loss=nn.LOSSES[case["loss"]](), quiet=True,
                    optimizer=lambda storage: optim.SGD(storage, lr=case["lr"], momentum=0.9),
-                   config=flat(steps=STEPS, batch_size=case["batch"], **asked))
+                   config=flat(steps=first + steps, batch_size=case["batch"], **asked))
     trainer: Any = job.trainer
-    losses = [trainer.train_step(batch).loss for _, batch in trainer.loader.iterate(0, STEPS)]
+    if first:
+        job.resume(store.latest(Path(folder), job.channel))
     hashes = job.state.hashes()
+    losses = [trainer.train_step(batch).loss for _, batch in trainer.loader.iterate(first, first + steps)]
+    if folder and not first:
+        store.save(Path(folder), steps, job.state.pieces(), {}, job.channel)
+    hashes = hashes if first else job.state.hashes()
     trainer.loader.close()
     trainer.pipeline.reducer.close()
     mesh.close()
@@ -71,10 +78,22 @@ def check(case: dict[str, Any], modes: list[str]) -> None:
             np.testing.assert_allclose(found[0], one[0], rtol=1e-5, err_msg=f"{case['model']}, {mode}, {name}")
             assert mode == "run" or found == one, f"{case['model']}, layout mode, {name}: {found} on one rank {one}"
     if case["tp"]:                                            # which layout mode refuses
-        found, one = train(world, case, tp=2), train(alone, case)
-        np.testing.assert_allclose(found[0], one[0], rtol=1e-5, err_msg=f"{case['model']}, tp = 2")
+        check_cut(case)
     if world.rank == 0:
         print(f"same: {case['model']}", flush=True)
+
+
+def check_cut(case: dict[str, Any]) -> None:
+    """Two steps on tp = 2, and one that goes on from their checkpoint on one rank, are three steps on one rank."""
+    world, alone = MPI.COMM_WORLD, MPI.COMM_SELF
+    with tempfile.TemporaryDirectory() as own:
+        folder = world.bcast(own)
+        cut, saved = train(world, case, tp=2, folder=folder)
+        again, read = train(alone, case, first=STEPS, steps=1, folder=folder)
+        assert read["parameters_sha256"] == saved["parameters_sha256"], f"{case['model']}: a checkpoint of tp = 2 on one rank"
+        one = train(alone, case, steps=STEPS + 1)[0]
+        np.testing.assert_allclose(cut + again, one, rtol=1e-5, err_msg=f"{case['model']}, tp = 2, then one rank")
+        world.barrier()
 
 
 if __name__ == "__main__":

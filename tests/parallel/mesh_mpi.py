@@ -20,11 +20,14 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy
 from mpitrain.checkpoint import store
 from mpitrain.comm.mesh import Mesh
+from mpitrain.config import CommConfig, MeshConfig, TrainConfig
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.nn import Sequential
 from mpitrain.parallel.gradients.replicas import checksum
+from mpitrain.parallel.layers.join import join
 from mpitrain.parallel.layers.tensor_functions import Collect, Enter, Gather, Group, Leave, Scatter
 from mpitrain.parallel.layers.tensor_loss import CutLoss, largest
+from mpitrain.placement import place as placing
 
 EVERY = os.environ.get("MPITRAIN_EVERY_MESH") == "1"             # all schedules on all meshes, more steps: minutes
 STEPS = 20 if EVERY else 6
@@ -149,6 +152,72 @@ def test_dropout_of_features_and_a_padding_row_are_those_of_one_rank(comm: Any) 
     options: dict[str, Any] = {"precision": "float64"}
     np.testing.assert_allclose(meshes.losses(comm, tokens, {"tp": comm.size}, 4, **options), alone(comm, tokens, 4, **options),
                                rtol=1e-10)
+
+
+class Mixed(nn.Module):
+    """A layer of a user's: a matrix (inputs, outputs) at each pixel of images."""
+
+    channel_dims = 1, 0
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        self.weight = nn.Parameter((inputs, outputs), nn.init.normal(0.3))
+
+    def forward(self, x: Any) -> Any:
+        return ops.permute(ops.permute(x, (0, 2, 3, 1)) @ self.weight, (0, 3, 1, 2))
+
+
+class Sums(nn.Module):
+    """Two layers side by side, whose outputs are added."""
+
+    paths = ("one",), ("other",)
+
+    def __init__(self, one: nn.Module, other: nn.Module) -> None:
+        self.one, self.other = one, other
+
+    def forward(self, x: Any) -> Any:
+        return ops.tanh(self.one(x) + self.other(x))
+
+
+def grouped() -> nn.Sequential:
+    """Groups of channels, their gates, layers whose weights have their dims elsewhere, and series."""
+    model = nn.Sequential(
+        ("wide", nn.Conv2d(3, 24, 1)), ("norm", nn.BatchNorm2d(24, activation="hardswish")),
+        ("groups", nn.Conv2d(24, 48, 3, padding=1, groups=12)), ("gates", nn.SqueezeExcitation(48, 5, gate="hardsigmoid")),
+        ("narrow", nn.Conv2d(48, 4, 1)), ("sums1", Sums(Mixed(4, 12), nn.Conv2d(4, 12, 1))),
+        ("sums2", Sums(Mixed(12, 4), nn.Conv2d(12, 4, 1))), ("up", nn.ConvTranspose2d(4, 12, 2, 2)),
+        ("down", nn.ConvTranspose2d(12, 2, 3)), ("rows", nn.Flatten(start=2)), ("long", nn.Conv1d(2, 12, 3)), ("act", nn.GELU()),
+        ("short", nn.Conv1d(12, 12, 5, groups=12)), ("last", nn.Conv1d(12, 3, 4)), ("some", nn.Conv1d(3, 12, 2)))
+    model.plan = {"wide": "column", "norm": "channels", "groups": "channels", "gates.squeeze": "row", "gates.expand": "column",
+                  "narrow": "row", "sums1.*": "column", "sums2.*": "row", "up": "column", "down": "row", "long": "column",
+                  "short": "channels", "last": "row", "some": "gathered"}
+    return model
+
+
+def passed(comm: Any, n: int) -> tuple[Any, Any, dict[str, Any]]:
+    """The output, the input's gradient, and (offset, gradient, whether it is cut) of each parameter on n ranks along tp."""
+    model = grouped()
+    mesh = Mesh(comm, tp=n, dp=comm.size // n)
+    join(placing.place(model, mesh, MeshConfig(tp=n), TrainConfig(), CommConfig()), mesh, shared=True)
+    model.initialize(seed=3, dtype="float64")
+    rng = np.random.default_rng(4)
+    x = Tensor(rng.standard_normal((2, 3, 5, 5)), requires_grad=True)
+    y = model(x)
+    y.backward(rng.standard_normal(y.shape))
+    mesh.close()
+    return y.array, x.grad, {name: (p.offset, p.grad, "tp" in p.placement) for name, p in model.named_parameters()}
+
+
+def test_gradients_of_groups_gates_and_series_are_those_of_one_rank(comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("layers are cut over two ranks or more")
+    (y, dx, whole), (cut_y, cut_dx, cut) = passed(comm, 1), passed(comm, comm.size)
+    np.testing.assert_allclose(cut_y, y, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(cut_dx, dx, rtol=1e-9, atol=1e-12)
+    for name, (start, grad, _) in cut.items():
+        part = whole[name][1][tuple(slice(first, first + length) for first, length in zip(start, grad.shape))]
+        np.testing.assert_allclose(grad, part, rtol=1e-9, atol=1e-12, err_msg=name)
+    assert {name for name, (*_, there) in cut.items() if not there} == {f"{row}.bias" for row in (
+        "gates.squeeze", "narrow", "sums2.other", "down", "last")}
 
 
 def test_rows_that_any_rank_looks_up_are_scaled_on_all(comm: Any) -> None:

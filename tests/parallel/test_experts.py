@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launch import mpirun
-from runs import lines, record, train, write
+from runs import lines, record, write
+from standing import mpirun, train
 
 from mpitrain import models, nn
 from mpitrain.comm.messages.prepare import Prepared

@@ -6,7 +6,8 @@ import json
 import os
 
 import pytest
-from launch import ROOT, mpirun
+from launch import ROOT
+from standing import mpirun
 
 PYTEST = ("-m", "pytest", "-q", "-x", "-p", "pytest_mpi", "-p", "pytest_timeout", "-p", "no:cacheprovider", "--with-mpi",
           "--timeout=1800")

@@ -18,12 +18,19 @@ def gpt(**changed):
     return models.gpt(**{"layers": 2, "heads": 6, "width": 12, "block": 8, "vocabulary": 11, "bias": True, **changed})
 
 
+def mobile(**changed):
+    return models.mobilenet_v3_small(classes=4, **{"width": 0.25, **changed})
+
+
 def small():
     return nn.Sequential(("conv", nn.Conv2d(2, 4, 3)), ("norm", nn.BatchNorm2d(4)), ("flat", nn.Flatten()),
                          ("a", nn.Linear(4, 8)), ("act", nn.Tanh()), ("b", nn.Linear(8, 3)))
 
 
-@pytest.mark.parametrize("make", [gpt, lambda: models.mlp(5, [6, 6, 6], 4), models.lenet, models.resnet20])
+@pytest.mark.parametrize("make", [gpt, lambda: models.mlp(5, [6, 6, 6], 4), models.lenet, models.resnet20, mobile,
+                                  lambda: models.resnext50(width=4, groups=2, group_width=2),
+                                  lambda: models.fno(width=4, layers=2),
+                                  lambda: models.inception_time(1, 2, filters=2, bottleneck=2, kernel=8)])
 def test_parts_of_all_ranks_are_the_whole_with_the_values_of_one_rank(make):
     whole = make()
     whole.initialize(seed=3)
@@ -69,6 +76,12 @@ def test_a_twin_of_a_cut_parameter_is_cut_alike():
                                "mesh.tp = 1 or 7"),
     (models.lenet(), 4, 'mesh.tp = 4 does not divide the 6 output channels of "conv1"; the nearest that fits the whole model: '
                         "mesh.tp = 3 or 6"),
+    (mobile(), 16, 'mesh.tp = 16 does not divide the 24 output channels of "block1.expand.conv"; the nearest that fits the whole '
+                   "model: mesh.tp = 8"),
+    (models.resnext50(groups=6), 4, 'mesh.tp = 4 does not divide the 6 groups of "stage1_block0.conv2"; the nearest that fits '
+                                    "the whole model: mesh.tp = 3 or 6"),
+    (models.fno(width=10), 4, 'mesh.tp = 4 does not divide the 10 output channels of "layer0.spectral"; the nearest that fits '
+                              "the whole model: mesh.tp = 2"),
 ])
 def test_a_size_that_does_not_fit_is_named_with_the_nearest_that_does(model, n, message):
     with pytest.raises(MeshError) as caught:
@@ -83,15 +96,21 @@ def test_a_size_that_does_not_fit_is_named_with_the_nearest_that_does(model, n, 
     (small(), {"a": "colum"}, 'mesh.plan: the style "colum" of "a" is not there (did you mean "column"?)'),
     (small(), {"a": "column", "[ab]": "row"}, 'mesh.plan: "a" is "column" by "a" and "row" by "[ab]"; keep one of them'),
     (small(), {"norm": "row"}, 'mesh.plan: "norm" is a BatchNorm2d, and "row" (inputs are cut: ranks\' products are added) is '
-                               "for Linear, Conv2d; such a layer may be channels"),
+                               "for Linear, Conv1d, Conv2d, Conv3d; such a layer may be channels"),
     (gpt(), {"block0": "column"}, '"block0" is a Block, and "column" (outputs are cut: each rank has some of them) is for '
-                                  "Linear, Conv2d; name the layers in it"),
+                                  "Linear, Conv1d, Conv2d, Conv3d; name the layers in it"),
     (small(), {"a": "vocabulary"}, 'the outputs of "a" go on to "b", and "vocabulary" leaves them cut for the loss; make it '
                                    '"gathered"'),
     (gpt(), {"embed.token": "vocabulary"}, '"head" shares the parameter "embed.token.weight" with "embed.token", which cuts it '
                                            "along dim 0; cut it alike in both"),
-    (nn.Sequential(("conv", nn.Conv2d(4, 4, 3, groups=2))), {"conv": "column"}, '"conv" is a convolution of 2 groups, which '
-                                                                               "cannot be cut; leave it whole"),
+    (nn.Sequential(("conv", nn.Conv2d(4, 4, 3, groups=2))), {"conv": "column"},
+     '"conv" is a convolution of 2 groups, whose ranks each have whole groups; make it "channels", between a "column" and its '
+     '"row", or leave it whole'),
+    (nn.Sequential(("conv", nn.Conv2d(4, 4, 3))), {"conv": "channels"},
+     '"conv" is a convolution of one group, and "channels" is for several, of which each rank has some; make it "column" or '
+     '"row"'),
+    (nn.Sequential(("conv", nn.Conv2d(4, 4, 3, groups=2))), {"conv": "channels"},
+     '"conv" is "channels", and its inputs are whole'),
     (nn.Sequential(("a", nn.weight_norm(nn.Linear(4, 4)))), {"a.layer": "column"},
      '"a.layer" is a Linear without a weight of its own, which cannot be cut; leave it whole'),
     (nn.Sequential(("a", nn.Linear(4, 4)), ("drop", nn.Dropout(0.1)), ("b", nn.Linear(4, 4))), {"a": "column", "b": "row"},
@@ -223,6 +242,31 @@ def test_cut_numbers_that_go_where_nothing_is_known_of_are_refused(model, plan, 
     with pytest.raises(ConfigError) as caught:
         read_plan(model, plan)
     assert message in caught.value.message
+
+
+def gated(gate=None, **styles):
+    model = nn.Sequential(("a", nn.Conv2d(4, 8, 1)), ("gates", nn.SqueezeExcitation(8, 2)), ("b", nn.Conv2d(8, 4, 1)))
+    if gate is not None:
+        model.blocks["gates"].gate = gate
+    return read_plan(model, {"a": "column", "b": "row", **{f"gates.{name}": style for name, style in styles.items()}})
+
+
+def test_what_all_paths_through_a_module_give_is_cut_or_whole():
+    """A gate, made of cut channels or of whole ones; and a module whose paths are not all there is unknown."""
+    gated(squeeze="row", expand="column")
+    read_plan(nn.Sequential(("gates", nn.SqueezeExcitation(8, 2))), {"gates.squeeze": "column", "gates.expand": "row"})
+    for styles, message in (
+            ({}, '"gates.squeeze" takes the outputs of "a", of which each rank has some; make it "row", or "a" "gathered"'),
+            ({"squeeze": "row"}, '"gates" (SqueezeExcitation) puts together the outputs of "a", of which each rank has some, and '
+                                 'those of "gates.gate", which are whole; cut both, or none'),
+            ({"gate": nn.Softmax(), "squeeze": "row", "expand": "column"},
+             '"gates.gate" takes the outputs of "gates.expand", of which each rank has some, and Softmax does not declare'),
+            ({"squeeze": "column", "expand": "row"}, '"gates.squeeze" is "column", which is for whole inputs')):
+        with pytest.raises(ConfigError) as caught:
+            gated(**styles)
+        assert message in caught.value.message
+    with pytest.raises(ConfigError, match='"gates.expand", of which each rank has some, and its input, which is whole; cut both'):
+        read_plan(nn.Sequential(("gates", nn.SqueezeExcitation(8, 2)), ("b", nn.Linear(8, 4))), {"gates.expand": "column"})
 
 
 def test_an_activation_of_a_column_declares_it_too():

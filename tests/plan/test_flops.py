@@ -11,6 +11,7 @@ import pytest
 from mpitrain import models, nn, ops
 from mpitrain.autograd import Tensor
 from mpitrain.nn.by_name import ByName
+from mpitrain.placement.tensor_plan import narrow, read_plan
 from mpitrain.plan.flops import count
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: pip install torch==2.13.0")
@@ -135,6 +136,14 @@ def test_inputs_by_name_are_counted() -> None:
     model = nn.Sequential(("embed", Both()), ("head", nn.Linear(4, 2)))
     given = ByName({"tokens": Tensor(np.zeros((1, 7), np.int64)), "values": Tensor(np.zeros((1, 3), np.float32))})
     assert count(model, given).forward == 3 * 4 + 4 * 2
+
+
+def test_a_model_whose_products_were_counted_can_be_cut_over_ranks() -> None:
+    """Running statistics have no memory afterwards, either: `inspect` counts first, and places then."""
+    model = models.resnet20()
+    count(model, np.zeros((1, 3, 8, 8), np.float32))
+    narrow(read_plan(model, model.plan), 0, 2)
+    assert dict(model.named_buffers())["stage1_block0.norm1.running_mean"].shape == (8,)
 
 
 def test_counting_leaves_model_and_operations_as_they_were() -> None:

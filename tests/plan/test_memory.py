@@ -158,6 +158,22 @@ def test_a_model_that_ranks_have_together_runs_on_one_of_them(monkeypatch: pytes
 
 
 @needs_pool
+def test_channels_and_gates_that_two_ranks_share_are_half_on_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gated inverted residuals: parameters by their plan, and activations less those of the inputs that both have."""
+    def found(n: int) -> Use:
+        model = models.efficientnet_b0(classes=10, width=0.25, halvings=3, drop_path=0.0)
+        placement = place(model, Grid({"tp": n}), MeshConfig(), TrainConfig(batch_size=4, micro_batches=2), CommConfig())
+        told = forecast(placement, (np.zeros((1, 3, 16, 16), np.float32), np.zeros(1, np.int64)), loss=LOSS,
+                        optimizer=lambda storage: optim.AdamW(storage), tokens=False, schedule=SCHEDULES["1f1b"])
+        assert not told.why, told.why
+        return told.stages[0]
+
+    alone, here = (in_pool(monkeypatch, lambda pool, n=n: found(n)) for n in (1, 2))
+    assert here.parameters == pytest.approx(alone.parameters / 2, rel=0.05)
+    assert alone.activations and here.activations and 0.5 < here.activations / alone.activations < 0.75
+
+
+@needs_pool
 @pytest.mark.parametrize("keys", [{}, {"experts": 4}])
 def test_matrices_without_memory_leave_the_forecast_as_it_is(monkeypatch: pytest.MonkeyPatch, keys: dict[str, int]) -> None:
     x = np.arange(32)[None]

@@ -94,7 +94,8 @@ def cut_loss(loss: Any, head: Layer | None, group: Group | None) -> Any:
 
 
 def largest(output: Array, group: Group, first: int) -> Array:
-    """The class of the largest of the ranks' outputs (..., C) in each row: the first of equal ones, as `argmax` has it."""
+    """The class of the largest of the ranks' outputs (..., C) in each row: the first of equal ones, as `argmax` has it, -1 where
+    one is NaN."""
     xp = array_module(output)
     shape = output.shape[:-1]
     table = xp.zeros((group.size, 2, int(np.prod(shape))), xp.float64)
@@ -102,4 +103,5 @@ def largest(output: Array, group: Group, first: int) -> Array:
     table[group.rank, 1] = output.argmax(axis=-1).reshape(-1) + first
     table = group.sum(table, "largest outputs")
     rank = table[:, 0].argmax(axis=0)
-    return table[rank, 1, xp.arange(table.shape[2])].astype(xp.int64).reshape(shape)
+    value, place = table[rank, :, xp.arange(table.shape[2])].T
+    return xp.where(xp.isnan(value), -1, place).astype(xp.int64).reshape(shape)

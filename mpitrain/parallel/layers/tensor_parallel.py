@@ -19,8 +19,9 @@ import numpy as np
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
-from mpitrain.nn import ACTIVATIONS, Conv2d, Dropout, DropoutAdd, Embedding, Linear
+from mpitrain.nn import ACTIVATIONS, Dropout, DropoutAdd, Embedding, Linear
 from mpitrain.nn.across import Across
+from mpitrain.nn.module import declared
 from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.index import check_indices
 from mpitrain.parallel.layers.tensor_functions import Collect, Enter, Gather, Group, Leave, LoneGroup, Scatter
@@ -91,7 +92,7 @@ class Gathered(Column):
     """The outputs are put together on all ranks."""
 
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
-        dim = -3 if isinstance(self.module, Conv2d) else -1
+        dim = 1 if declared(self.module, "channel_dims") else -1
         return Collect.apply(super().forward(inner, x), group=self.group, dim=dim, name=self.path)
 
 
@@ -100,22 +101,33 @@ class Row(Column):
 
     def __init__(self, layer: Layer, group: Group, sequence: bool):
         super().__init__(layer, group, sequence)
-        self.bias: Parameter | None = vars(self.module)["bias"]
+        self.bias: Parameter | None = vars(self.module).get("bias")
+        self.channels = bool(declared(self.module, "channel_dims"))
         self.after: Callable[[Any], Any] | None = None
         if isinstance(self.module, Linear):
             self.after = ACTIVATIONS.resolve(self.module.fused)() if self.module.fused else self.module.after
 
     def forward(self, inner: Callable[..., Any], x: Any) -> Any:
         m: Any = self.module
-        if isinstance(m, Conv2d):
-            y = self.out(m.convolve(x, None))
+        if self.channels:
+            with self.without_bias():
+                y = self.out(inner(x))
         else:
             with self.entered(self.whole):
                 y = self.out(m.products(x))
         if self.bias is not None:                             # With `sequence`, each rank adds it to some positions.
             added: Any = Enter.apply(self.bias, group=self.group, name=f"{self.path}.bias") if self.sequence else self.bias
-            y = y + (ops.reshape(added, -1, 1, 1) if isinstance(m, Conv2d) else added)
+            y = y + (ops.reshape(added, -1, *(1 for _ in y.shape[2:])) if self.channels else added)
         return y if self.after is None else self.after(y)
+
+    @contextmanager
+    def without_bias(self) -> Iterator[None]:
+        attributes = vars(self.module)
+        try:
+            attributes.update({} if self.bias is None else {"bias": None})
+            yield
+        finally:
+            attributes.update({} if self.bias is None else {"bias": self.bias})
 
 
 class RowsOfATable(Column):

@@ -83,6 +83,12 @@ def _ends(channels: int, size: int, widths: Sequence[int], code: int, codes: int
     return [*encoder, ("flatten", nn.Flatten()), ("encode", nn.Linear(numbers, codes))], decoder
 
 
+def _plan(widths: Sequence[int], decode: str) -> dict[str, str]:
+    """The layers next to the code are cut, which have most of the parameters."""
+    around = {f"down{len(widths) - 1}": "column", "encode": "row"} if widths else {}
+    return {**around, decode: "gathered"}
+
+
 def autoencoder(channels: int = 1, size: int = 28, widths: Sequence[int] = (16, 32), code: int = 32) -> nn.Sequential:
     """Images (N, channels, size, size) to `code` numbers and back, by convolutions that halve and double (Hinton and
     Salakhutdinov 2006, with convolutions).
@@ -91,8 +97,10 @@ def autoencoder(channels: int = 1, size: int = 28, widths: Sequence[int] = (16, 
     which takes outputs as logits.
     """
     encoder, decoder = _ends(channels, size, widths, code, code)
-    return nn.Sequential(("input", Check("autoencoder", (None, channels, size, size), "set model.channels and model.size")),
-                         *encoder, *decoder)
+    model = nn.Sequential(("input", Check("autoencoder", (None, channels, size, size), "set model.channels and model.size")),
+                          *encoder, *decoder)
+    model.plan = _plan(widths, "decode")
+    return model
 
 
 def vae(channels: int = 1, size: int = 28, widths: Sequence[int] = (16, 32), code: int = 16) -> nn.Sequential:
@@ -100,5 +108,7 @@ def vae(channels: int = 1, size: int = 28, widths: Sequence[int] = (16, 32), cod
     logarithms of the variances of the code: what the loss "elbo" takes.
     """
     encoder, decoder = _ends(channels, size, widths, code, 2 * code)
-    return nn.Sequential(("input", Check("vae", (None, channels, size, size), "set model.channels and model.size")),
-                         *encoder, ("draw", Draw()), ("decoder", Decode(code, nn.Sequential(*decoder))))
+    model = nn.Sequential(("input", Check("vae", (None, channels, size, size), "set model.channels and model.size")),
+                          *encoder, ("draw", Draw()), ("decoder", Decode(code, nn.Sequential(*decoder))))
+    model.plan = _plan(widths, "decoder.decoder.decode")
+    return model
