@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mpitrain.data.columns import inputs_of, labels_of
+from mpitrain.data.names import kept_names
 
 BLOCK, BLOCKS = 4096, 66          # The head of a file, its tail, and 64 blocks between them are hashed, ...
 FEWEST, SPREAD = 4, 16 * BLOCKS   # ... of many files fewer blocks of each, so that a thousand cost what sixteen do.
@@ -43,7 +44,8 @@ def identity(description: Mapping[str, Any]) -> dict[str, Any]:
     row = {label: {"shape": list(first[label]["shape"][1:]), "dtype": first[label]["dtype"]} for label in inputs_of(first)}
     found = {"x": description["x"], "y": description["y"], "sha256": _digest(told), "n_files": len(files),
              "row": row.get("x", row)}
-    return found | ({"files": files} if len(files) <= LISTED else {})
+    names = kept_names(description)
+    return found | ({"names": names} if names else {}) | ({"files": files} if len(files) <= LISTED else {})
 
 
 def _file(shard: Mapping[str, Any]) -> dict[str, Any]:

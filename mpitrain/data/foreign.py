@@ -12,7 +12,7 @@ import math
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,16 +61,17 @@ def pick(file: Packaged, table: dict[str, Any], columns: Sequence[str] | None) -
     return {name: table[name] for name in columns} if columns is not None else table
 
 
-def numbers(file: Packaged, column: str, cells: Sequence[str]) -> NDArray[np.float64]:
-    """A column's cells as numbers. DataError with the row of the first that is no finite number."""
+def numbers(file: Packaged, column: str, cells: Sequence[str], row: int | None = None) -> NDArray[np.float64]:
+    """A column's cells, or those of one `row`, as numbers. DataError with the row of the first that is no finite number."""
     values = np.empty(len(cells))
-    for row, cell in enumerate(cells):
+    for i, cell in enumerate(cells):
         try:
-            values[row] = float(cell)
+            values[i] = float(cell)
         except (TypeError, ValueError):            # a cell of a data frame may be None
-            values[row] = math.nan
-        if not math.isfinite(values[row]):
-            raise file.error(f'"{cell}" in column "{column}" is not a finite number', dataset=column, row=row)
+            values[i] = math.nan
+        if not math.isfinite(values[i]):
+            raise file.error(f'"{cell}" in column "{column}" is not a finite number', dataset=column,
+                             row=i if row is None else row)
     return values
 
 
@@ -130,21 +131,32 @@ def _columns(file: Packaged, frame: Any, columns: Sequence[str] | None) -> dict[
     return {key: np.asarray(frame[key]) for key in pick(file, dict.fromkeys(frame.columns), columns)}
 
 
-def read_series(file: Packaged) -> tuple[NDArray[np.float64], list[str]]:
-    """A .ts file of univariate series of one length L with classes: values (n, L), and the name of each one's class."""
+class Series(NamedTuple):
+    """Values (n, L) of n series, the name of each one's class, and the names of all classes in the order of the file's head."""
+
+    values: NDArray[np.float64]
+    names: list[str]
+    classes: list[str]
+
+
+def read_series(file: Packaged) -> Series:
+    """A .ts file of univariate series of one length with classes; those that its head does not list are in alphabetical order."""
     lines = [line.strip() for line in read_text(file).splitlines()]
     body = [i for i, line in enumerate(lines) if line.lower() == "@data"]
     if not body:
         raise file.error("has no line @data")
-    said = [line[1:].lower().split(None, 1) for line in lines[:body[0]] if line.startswith("@")]
-    head = dict(words for words in said if len(words) == 2)
+    said = [line[1:].split(None, 1) for line in lines[:body[0]] if line.startswith("@")]
+    head = {words[0].lower(): words[1] for words in said if len(words) == 2}
+    if head.get("targetlabel", "").lower() == "true" or head.get("classlabel", "").lower() == "false":
+        raise file.error("its head says that the series have no classes, or have numbers; `data import npz` takes these")
     rows = [line.split(":") for line in lines[body[0] + 1:] if line and not line.startswith("#")]
     if not rows or any(len(row) != 2 or not row[1] for row in rows):
         bad = next((i for i, row in enumerate(rows) if len(row) != 2 or not row[1]), 0)
         raise file.error('expected "v,v,...,v:class" of one variable', row=bad)
-    values = [numbers(file, "values", row[0].split(",")) for row in rows]
+    values = [numbers(file, "values", row[0].split(","), i) for i, row in enumerate(rows)]
     length = int(head["serieslength"]) if head.get("serieslength", "").isdecimal() else len(values[0])
     for row, series in enumerate(values):
         if len(series) != length:
             raise file.error(f"the series has {len(series)} values, and {length} were expected", dataset="values", row=row)
-    return np.stack(values), [row[1] for row in rows]
+    names = [row[1].strip() for row in rows]
+    return Series(np.stack(values), names, [*dict.fromkeys(head.get("classlabel", "").split()[1:])] or sorted(set(names)))

@@ -1,4 +1,4 @@
-"""Other formats -> a folder of shards: text, IDX (MNIST), NPZ and NPY, CSV; images in `images`."""
+"""Other formats -> a folder of shards: text, IDX (MNIST), NPZ and NPY, CSV, series in .ts; images in `images`."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import gzip
 import math
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpitrain.data.categories import CODES, NUMBERS, Asked, Known, coded, counts
+from mpitrain.data.foreign import labels, read_series
 from mpitrain.data.images import import_images
+from mpitrain.data.packages import Packaged
 from mpitrain.data.shards import Values
 from mpitrain.data.storage import reading
 from mpitrain.data.writing import refuse_existing, write_classification, write_shards
 from mpitrain.errors import AccessError, ConfigError, DataError, MissingError, UsageError, text_of
 
-__all__ = ["import_csv", "import_idx", "import_images", "import_npz", "import_text"]
+__all__ = ["import_csv", "import_idx", "import_images", "import_npz", "import_text", "import_ts"]
 
 GONE, DENIED = "the file to import is not there", "no permission to read the file to import"
 IDX_TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -240,3 +242,19 @@ def _write_table(out: Path, x: Any, targets: list[str], kind: str | None, source
     classes = sorted(set(targets))
     number = {name: i for i, name in enumerate(classes)}
     return write_classification(out, x, np.array([number[t] for t in targets]), source, overwrite, classes, categories=known)
+
+
+def import_ts(source: Path | str | Packaged, out: Path | str, *, classes: Mapping[str, str] | None = None,
+              overwrite: bool = False) -> Path:
+    """The UCR archive's .ts, univariate series of one length L with classes: float32 (n, L, 1) and labels.
+
+    Classes are numbered in the order of the file's head. `classes` has other names for them, in an order of its own, by
+    those of the file.
+    """
+    out = Path(out)
+    refuse_existing(out, overwrite)
+    file = source if isinstance(source, Packaged) else Packaged(Path(source), "correct the file")
+    series = read_series(file)
+    known = list(classes or series.classes)
+    return write_shards(out, series.values[:, :, None].astype(np.float32), labels(file, "class", series.names, known),
+                        kind="classification", classes=list((classes or {}).values()) or known, overwrite=overwrite)

@@ -131,14 +131,14 @@ def match_manifest(description: dict[str, Any], manifest: dict[str, Any], path: 
             if len(found["sha256"]) != expected:
                 raise DataError(f"the manifest holds {len(found['sha256'])} checksums for {expected} blocks",
                                 file=path, dataset=found["name"])
+    if "categories" in manifest and description["x"] == manifest["x"]:
+        description["categories"] = manifest["categories"]
     if (description["x"], description["y"]) != (manifest["x"], manifest["y"]):
         return
     kind, found_kind = manifest["kind"], description["kind"]
     if kind != found_kind:
         raise DataError(f'kind is "{kind}", but the shapes and dtypes of the shards are those of {found_kind}', file=path)
     description["classes"], description["vocabulary"] = manifest.get("classes"), manifest.get("vocabulary")
-    if "categories" in manifest:
-        description["categories"] = manifest["categories"]
 
 
 def n_blocks(dataset: dict[str, Any]) -> int:

@@ -27,6 +27,7 @@ from mpitrain.data.columns import Asked, inputs_of, labelled, labels_of, named_a
 from mpitrain.data.content import sampled_sha256
 from mpitrain.data.found import BUILT_IN, DENIED, check_file, find_files
 from mpitrain.data.manifest import MANIFEST, match_manifest
+from mpitrain.data.names import names_of, refuse_other_names
 from mpitrain.data.storage import reading
 from mpitrain.errors import DataError, StorageError
 from mpitrain.files.parser import start_parser
@@ -132,7 +133,8 @@ def check_agreement(shards: Sequence[dict[str, Any]]) -> None:
 
 
 def check_validation(training: Mapping[str, Any], validation: Mapping[str, Any]) -> None:
-    """DataError unless validation rows have the shapes of training rows, and integers as targets where those have."""
+    """DataError unless validation rows have the shapes of training rows, integers as targets where those have, and numbers that
+    stand for the same classes, words and categories."""
     first, file = training["shards"][0], validation["shards"][0]
     for label in [*inputs_of(first), "y"]:
         want, have = first.get(label), file.get(label)
@@ -147,21 +149,7 @@ def check_validation(training: Mapping[str, Any], validation: Mapping[str, Any])
             raise DataError(f"rows of {found} {_shape(have, 1)}, but the training data ({Path(first['file']).name}) have rows of "
                             f"{wanted} {_shape(want, 1)}; data.validation must have rows like them", file=file["file"],
                             dataset=have["name"])
-    refuse_other_codes(training.get("categories") or {}, validation.get("categories") or {}, file["file"])
-
-
-def refuse_other_codes(training: Mapping[str, Any], validation: Mapping[str, Any], file: str) -> None:
-    """DataError where a column's codes stand for other words than in training: then no shape tells the tables apart."""
-    if training and validation and list(training) != list(validation):
-        raise DataError(f"the columns of categories are {', '.join(validation)}, and in the training data {', '.join(training)}; "
-                        "import both alike", file=file)
-    for column, words in training.items() if validation else ():
-        if isinstance(words, list) and isinstance(validation[column], list):
-            for code, (here, there) in enumerate(zip(validation[column], words)):
-                if here != there:
-                    raise DataError(f'the code {code} of the column "{column}" is "{here}", and in the training data "{there}"; '
-                                    "import all rows as one table, and set data.validation to a share or a fold of them",
-                                    file=file)
+    refuse_other_names(names_of(training), names_of(validation), file["file"])
 
 
 def _shape(dataset: dict[str, Any], start: int = 0) -> str:

@@ -9,12 +9,14 @@ import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor, no_grad
-from mpitrain.backend import Array, asnumpy
+from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.data import Transforms
 from mpitrain.errors import UsageError
 
 OUTPUTS = "outputs"
-NAMES = (OUTPUTS, "classes", "probabilities")
+CLASSES = "classes"
+NAMES = (OUTPUTS, CLASSES, "probabilities")
+NO_CLASS = -1                                     # the class of outputs that are NaN
 
 
 class Words(NamedTuple):
@@ -63,8 +65,9 @@ def undone(transforms: Transforms, said: Words = OPTIONS) -> Transforms:
 
 
 def largest(outputs: Array) -> Any:
-    """The class of the largest output of each row, int64: the first of equal ones."""
-    return asnumpy(outputs.argmax(axis=-1)).astype(np.int64)
+    """The class of the largest output of each row, int64: the first of equal ones, NO_CLASS where one is NaN."""
+    unknown = array_module(outputs).isnan(outputs).any(axis=-1)
+    return np.where(asnumpy(unknown), NO_CLASS, asnumpy(outputs.argmax(axis=-1)).astype(np.int64))
 
 
 def softmax(outputs: Array) -> Any:
@@ -73,8 +76,8 @@ def softmax(outputs: Array) -> Any:
 
 
 def above(limit: float) -> Callable[[Array], Any]:
-    """1 where an output is above: a logit above 0 and a probability above a half are alike."""
-    return lambda outputs: asnumpy(outputs > limit).astype(np.int64)
+    """1 where an output is above, NO_CLASS where it is NaN: a logit above 0 and a probability above a half are alike."""
+    return lambda outputs: np.where(np.isnan(asnumpy(outputs)), NO_CLASS, asnumpy(outputs > limit).astype(np.int64))
 
 
 def sigmoid(outputs: Array) -> Any:

@@ -27,12 +27,14 @@ from mpitrain.data.series import SeriesWindows
 from mpitrain.data.shards import Fields
 from mpitrain.errors import OutputError, print_warning
 from mpitrain.infer import output
-from mpitrain.infer.forms import Form, form, undone
+from mpitrain.infer.forms import CLASSES, NO_CLASS, Form, form, undone
 from mpitrain.infer.recorded import ByRows, Recorded
 from mpitrain.infer.rows import chunk_rows, refuse_rows, trained_on
 from mpitrain.placement import zigzag
 from mpitrain.run.evaluating import InUse
+from mpitrain.run.resuming import readable
 from mpitrain.run.saved_run import SavedRun
+from mpitrain.train.build.experiment import refuse_other_names_than
 from mpitrain.train.build.from_config import make_loss
 from mpitrain.train.build.names import refuse_names
 from mpitrain.train.build.trial import outputs_of
@@ -121,6 +123,8 @@ class Outputs:
     def n_nonfinite(self, values: Any) -> int:
         """The rows that are not finite, at any rank's positions."""
         found = not_finite(values)
+        if self.form.name == CLASSES:
+            found = (values.reshape(len(values), -1) == NO_CLASS).any(axis=1).astype(np.float64)
         if self.others is not None:
             self.others.allreduce(found, name="rows that are not finite")
         return int(np.count_nonzero(found))
@@ -145,6 +149,7 @@ def predict(run: SavedRun, source: Path, out: Path, *, step: int | str | None = 
         control = used.context.control
         with guard.symmetric():
             reader = Reader(used, run.config)
+            _refuse_other_codes(used, reader)
             _tell_kind(reader, control.rank)
             whole = not used.policy.cuts_parameters and all(used.context.mesh.size(axis) == 1 for axis in ("tp", "cp", "ep"))
             used.inference.forwards = [Recorded(chunk) if whole else ByRows(chunk) for chunk in used.context.stage.chunks]
@@ -181,6 +186,14 @@ def _first(used: InUse, reader: Reader, outputs: Outputs) -> tuple[list[int], st
     everyone = used.context.control.gather_objects(told)
     shape, dtype = next(told[0] for told in everyone if told)
     return shape, dtype
+
+
+def _refuse_other_codes(used: InUse, reader: Reader) -> None:
+    """DataError where the rows' codes stand for other categories than in training; targets are not looked at."""
+    was = used.found.meta.get("experiment")
+    if was is not None:
+        with readable(used.found):
+            refuse_other_names_than(was, {"training": reader.source.description}, ("categories",))
 
 
 def _tell_kind(reader: Reader, rank: int) -> None:

@@ -53,7 +53,8 @@ def bring_in(source: Path | str | Mapping[str, Any], out: Path | str, *, names: 
     tensors = {name: stored for name, stored in tensors.items() if not name.startswith(DATA)}
     config = _config(table, file, tensors, about, bool(state), list(overrides), out)
     model = make_model(config)
-    found = matched(table.entries(model), table, model, tensors, path)
+    entries = table.entries(model)
+    found = matched(entries, table, model, table.incoming(tensors, entries), path)
     _fill(model, found, config, tell)
     d = config.data
     transforms = data.Transforms(d.transform, config.folder, d.target_transform, by_step=d.length > 0)
@@ -115,7 +116,9 @@ def load_state_dict(model: nn.Module, arrays: Mapping[str, Any], names: str = "p
     OtherModelError where names or shapes are of another model, with the nearest name; DataError for what are no arrays.
     """
     table, file = table_for(model, names), in_memory(arrays)
-    found = matched(table.entries(model), table, model, unwrapped(file.tensors, table, print_warning), file.path)
+    entries = table.entries(model)
+    tensors = table.incoming(unwrapped(file.tensors, table, print_warning), entries)
+    found = matched(entries, table, model, tensors, file.path)
     model.load_state_dict(values(found))
 
 

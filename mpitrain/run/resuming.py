@@ -140,6 +140,8 @@ def tell_other_rows(config: Config, session: Session, folder: RunFolder, found: 
             return
         with readable(found):
             mine = experiment.record(config, session.files, about, was["steps"])
+        with readable(found):
+            experiment.refuse_other_names_than(was, session.files)
         for change in since(found, mine, no_rate):
             if change.moves_rows and (change.key in TO_EVALUATE or change.key.startswith("data.")):
                 print_warning(change.text)

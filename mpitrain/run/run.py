@@ -82,6 +82,7 @@ class Run(Ranks):
                 return once(None)
             from mpitrain.run.survivors import Survivors
             self._survivors, self.process.goes_on = Survivors(self.config, self.comm, self.process.pulse), True
+            self._survivors.session = self._session           # of who has opened it before
             self.process.pulse.leave_ends()
             return self._survivors.train(once, folder)
 

@@ -16,6 +16,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     kinds = importer.add_subparsers(dest="importer", required=True, metavar="KIND")
     for name, words in (("text", "a text file, by characters or bytes"), ("idx", "IDX images and labels (MNIST), also .gz"),
                         ("npz", "NumPy .npz, or .npy with --targets"), ("csv", "a table with a header or without"),
+                        ("ts", "series with classes, as the UCR archive has them"),
                         ("images", "a folder with one folder of images a class")):
         kind = kinds.add_parser(name, help=words)
         kind.add_argument("source", type=Path)

@@ -13,9 +13,12 @@ import pytest
 
 from mpitrain.data import Dataset, check_validation, describe
 from mpitrain.data.columns import rows_of
-from mpitrain.data.importers import import_csv, import_idx, import_images, import_npz, import_text
+from mpitrain.data.importers import import_csv, import_idx, import_images, import_npz, import_text, import_ts
 from mpitrain.data.report import verify
+from mpitrain.data.writing import write_shards
 from mpitrain.errors import ConfigError, DataError, MissingError, MpitrainError, OutputError, UsageError
+
+pytestmark = pytest.mark.usefixtures("one_parser")
 
 
 def everything(folder: Path) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
@@ -140,6 +143,20 @@ def test_validation_rows_whose_codes_are_other_words_are_refused(tmp_path: Path)
         with pytest.raises(DataError) as caught:
             check_validation(describe(tmp_path / "all"), describe(tmp_path / name))
         assert words in caught.value.message
+
+
+@pytest.mark.parametrize(("kind", "word"), [("classification", "the class 0"), ("tokens", "the token 0")])
+def test_validation_rows_whose_numbers_stand_for_others_are_refused(tmp_path: Path, kind: str, word: str) -> None:
+    def make(name: str, *names: str) -> Any:
+        tokens = np.zeros(64, np.uint8)
+        write_shards(tmp_path / name, tokens, kind=kind, vocabulary=names) if kind == "tokens" else \
+            write_shards(tmp_path / name, np.zeros((4, 3), np.float32), np.zeros(4, np.int64), kind=kind, classes=names)
+        return describe(tmp_path / name)
+    training = make("training", "cat", "dog", "owl")
+    check_validation(training, make("same", "cat", "dog", "owl"))
+    check_validation(training, make("fewer", "cat", "dog"))
+    with pytest.raises(DataError, match=f'{word} is "dog", and in the training data "cat"'):
+        check_validation(training, make("turned", "dog", "cat", "owl"))
 
 
 def test_a_table_of_a_header_alone_has_no_rows(tmp_path: Path) -> None:
@@ -304,3 +321,32 @@ def test_a_table_of_targets_alone_is_refused_before_a_folder_is_made(tmp_path: P
     with pytest.raises(DataError, match="the rows hold no values: the inputs' shape is 3x0"):
         import_csv(write(tmp_path, "a.csv", b"1\n2\n3\n"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+SERIES = "# made up\n@seriesLength 3\n@classLabel true Yes No\n@data\n1,2,3:No\n4,5,6.5:Yes\n-1,0,0.1:No\n"
+
+
+def test_series_are_numbered_as_the_head_of_their_file_lists_the_classes(tmp_path: Path) -> None:
+    (tmp_path / "a.ts").write_text(SERIES)
+    x, y, description = everything(import_ts(tmp_path / "a.ts", tmp_path / "out"))
+    assert np.array_equal(x, np.float32([[[1], [2], [3]], [[4], [5], [6.5]], [[-1], [0], [0.1]]])) and x.dtype == np.float32
+    assert y.tolist() == [1, 0, 1] and description["classes"] == ["Yes", "No"]
+    _, y, description = everything(import_ts(tmp_path / "a.ts", tmp_path / "named", classes={"No": "absent", "Yes": "there"}))
+    assert y.tolist() == [0, 1, 0] and description["classes"] == ["absent", "there"]
+    with pytest.raises(OutputError, match="the output folder exists"):
+        import_ts(tmp_path / "a.ts", tmp_path / "out")
+
+
+@pytest.mark.parametrize(("old", "new", "error", "said"), [
+    (":Yes", ":Maybe", DataError, 'a.ts.* row=1: "Maybe" in column "class" is none of Yes, No; correct the file'),
+    ("6.5", "?", DataError, 'row=1: "[?]" in column "values" is not a finite number; correct the file'),
+    ("@classLabel true Yes No", "@classLabel false", DataError, "its head says that the series have no classes"),
+    ("@classLabel true Yes No", "@targetLabel True", DataError, "its head says that the series have no classes"),
+    ("4,5,", "4,", DataError, "the series has 2 values, and 3 were expected; correct the file")])
+def test_series_that_do_not_fit_their_head_are_named(tmp_path: Path, old: str, new: str, error: type, said: str) -> None:
+    (tmp_path / "a.ts").write_text(SERIES.replace(old, new))
+    with pytest.raises(error, match=said):
+        import_ts(tmp_path / "a.ts", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(MissingError, match="the file is not there"):
+        import_ts(tmp_path / "b.ts", tmp_path / "out")

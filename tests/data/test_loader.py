@@ -32,6 +32,8 @@ from mpitrain.data.loader import SampleReader
 from mpitrain.errors import ConfigError, DataError
 from mpitrain.train.build import inputs
 
+pytestmark = pytest.mark.usefixtures("one_parser")
+
 Write = Callable[..., Path]
 
 

@@ -130,8 +130,10 @@ SERIES = b"# made up\n@problemName Two\n@seriesLength 3\n@classLabel true 1 2\n@
 
 
 def test_series_are_read_with_the_names_of_their_classes(tmp_path: Path) -> None:
-    values, names = foreign.read_series(packaged(tmp_path / "a.ts", SERIES))
-    assert values.tolist() == [[1, 2, 3], [4, 5, 6.5]] and names == ["1", "2"]
+    values, names, classes = foreign.read_series(packaged(tmp_path / "a.ts", SERIES))
+    assert values.tolist() == [[1, 2, 3], [4, 5, 6.5]] and names == classes == ["1", "2"]
+    unlisted = SERIES.replace(b"@classLabel true 1 2\n", b"").replace(b":1", b":z").replace(b":2", b":b")
+    assert foreign.read_series(packaged(tmp_path / "b.ts", unlisted))[1:] == (["z", "b"], ["b", "z"])
 
 
 @pytest.mark.parametrize(("content", "said"), [(SERIES[:-3], "of one variable"), (SERIES[:-7] + b":1\n", "2 values, and 3 were"),

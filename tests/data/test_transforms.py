@@ -12,6 +12,8 @@ from mpitrain.data import TRANSFORMS, Dataset, Transforms, augmentations, descri
 from mpitrain.data.keyed import sample_keys
 from mpitrain.errors import CheckpointError, ConfigError, DataError
 
+pytestmark = pytest.mark.usefixtures("one_parser")
+
 
 def make(tmp_path: Path, x: np.ndarray) -> Dataset:
     return Dataset(describe(write_shards(tmp_path / "out", x, np.arange(len(x)), kind="classification")))

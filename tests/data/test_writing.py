@@ -21,6 +21,8 @@ from mpitrain.data import Dataset, describe, write_shards
 from mpitrain.data.report import info, verify
 from mpitrain.errors import AccessError, DataError, MissingError, OutputError, StorageError
 
+pytestmark = pytest.mark.usefixtures("one_parser")
+
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:

@@ -246,15 +246,15 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
-    if config.shrink.prune:
-        from mpitrain.train.observers.pruning import Pruning
-        trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))
     if config.average.kind != "none":
         from mpitrain.train.observers.averaging import Averaging
         averaging = Averaging(config.average, policy, state)
         trainer.observers.insert(0, averaging)
         if evaluator is not None:
             evaluator.weights = averaging.in_use
+    if config.shrink.prune:
+        from mpitrain.train.observers.pruning import Pruning
+        trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))
     trainer.notes += [*policy.notes, *context.notes, *tried]
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))

@@ -17,6 +17,7 @@ from mpitrain.config.sections import SECTIONS, keys_of
 from mpitrain.config.values import value_of
 from mpitrain.data import is_file
 from mpitrain.data.content import difference, identity
+from mpitrain.data.names import KINDS, names_of, refuse_other_names
 from mpitrain.errors import UsageError, nearest
 from mpitrain.files.disk import file_sha256
 from mpitrain.registry import source_of
@@ -73,6 +74,15 @@ def record(config: Config, files: Mapping[str, Any], about: Mapping[str, Any], s
 
 def identities(files: Mapping[str, Any]) -> dict[str, Any]:
     return {name: identity(description) for name, description in files.items()}
+
+
+def refuse_other_names_than(was: Mapping[str, Any], files: Mapping[str, Any], kinds: Sequence[str] = KINDS) -> None:
+    """DataError where a class, a token or a category of described `files` has another number than in the training data of a
+    checkpoint's record."""
+    names = was["data"]["training"].get("names") or {}
+    for name in ("training", "validation"):
+        if name in files:
+            refuse_other_names(names, names_of(files[name]), files[name]["shards"][0]["file"], kinds)
 
 
 def compared_keys(config: Config) -> Iterator[tuple[str, Any]]:

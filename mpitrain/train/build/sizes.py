@@ -2,7 +2,7 @@
 
     vocabulary          tokens: the words of the manifest
     classes             labels of classes: the names of the manifest, or the largest label and one
-    inputs              the numbers of a row
+    inputs              the numbers of a row, or, of a model of positions such as lstm, those at each (positions, inputs)
     features            the numbers at a position of a row (positions, features), or of a row (features,)
     length              the positions of such a row, or of a row (channels, length) for a model that has channels
     categories, numeric tables with columns of codes: the codes of each, by the manifest, and the columns of numbers
@@ -61,7 +61,9 @@ class Sizes:
         return self.classes() if loss.kind == "classes" else numbers(self.target)
 
     def inputs_(self) -> int | None:
-        return None if self.inputs.tokens or not self.row else numbers(self.row)
+        if self.inputs.tokens or not self.row:
+            return None
+        return self.row[-1] if getattr(model_of(self.config), "of_positions", False) else numbers(self.row)
 
     def channels(self) -> int | None:
         return self.row[0] if not self.inputs.tokens and len(self.row) in (2, 3) else None
