@@ -13,7 +13,7 @@ So `value` sees the same bits at any number of ranks, as far as the outputs are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -31,6 +31,7 @@ Values = NDArray[Any]
 KEY = "train.metrics"
 HIGHER, LOWER = "higher", "lower"
 LOSS, ACCURACY = "loss", "accuracy"               # metrics that each evaluation has; the latter only of classes
+BLOCK = 1 << 20                                   # numbers of outputs that are made float64 at a time
 TAKEN = ("step", "epoch", "split", "seconds", "classes")      # what else is in the results of an evaluation
 
 
@@ -59,10 +60,23 @@ class Seen:
         if kind == "classes":
             labels = targets.reshape(-1).astype(np.int64)
             kept = slice(None) if ignore is None else labels != ignore
-            self.outputs, self.targets = outputs.reshape(len(labels), -1)[kept].astype(np.float64), labels[kept]
+            self.given, self.targets = outputs.reshape(len(labels), -1)[kept], labels[kept]
         else:
-            self.outputs = outputs.astype(np.float64)
+            self.given = outputs
             self.targets = targets if kind == "rows" else targets.reshape(outputs.shape).astype(np.float64)
+
+    @cached_property
+    def outputs(self) -> Values:
+        """The same as `given`, the outputs in the model's precision, in float64. Of a large vocabulary that is a lot at once:
+        `blocks` gives a few rows at a time."""
+        return self.given.astype(np.float64)
+
+    def blocks(self) -> Iterator[Seen]:
+        """The rows of labels in their order, as many at a time as BLOCK numbers are."""
+        size = max(1, BLOCK // max(self.given.shape[1], 1))
+        for start in range(0, len(self.given), size):
+            rows = slice(start, start + size)
+            yield Seen(self.given[rows], self.targets[rows], self.kind, self.outputs_are)
 
     @property
     def classes(self) -> bool:
@@ -71,7 +85,7 @@ class Seen:
     @property
     def n_classes(self) -> int:
         """2 of binary targets, whatever their shape."""
-        return int(self.outputs.shape[-1]) if self.classes else 2
+        return int(self.given.shape[-1]) if self.classes else 2
 
     @cached_property
     def labels(self) -> Values:
@@ -80,10 +94,13 @@ class Seen:
 
     @cached_property
     def predicted(self) -> Values:
-        """The classes of the largest outputs (N,), int64; of binary targets, whether the probability is more than one half."""
+        """The classes of the largest outputs (N,), int64; of binary targets, whether the probability is more than one half; -1,
+        which no label is, where an output is NaN."""
         if self.classes:
-            return np.asarray(self.outputs.argmax(axis=1))
-        return (self.outputs.reshape(-1) > (0.5 if self.outputs_are == "probabilities" else 0.0)).astype(np.int64)
+            place = self.given.argmax(axis=1)                # that of a NaN, where there is one
+            return np.where(np.isnan(self.given[np.arange(len(place)), place]), -1, place)
+        z = self.given.reshape(-1)
+        return np.where(np.isnan(z), -1, (z > (0.5 if self.outputs_are == "probabilities" else 0.0)).astype(np.int64))
 
     @cached_property
     def log_probabilities(self) -> Values:

@@ -19,7 +19,10 @@ AVERAGES = ("auto", "binary", "macro", "micro", "weighted")
 
 
 class Confusion(Metric):
-    """The number of labels of class i that the model takes for class j: row i, column j. With `normalise`, shares of row i."""
+    """The number of labels of class i that the model takes for class j: row i, column j. With `normalise`, shares of row i.
+
+    A part has a column more, of labels whose outputs are NaN: the value has it only where there are such.
+    """
 
     kinds, adds, scalar, of_rows = ("classes", "binary"), "counts", False, False
 
@@ -28,9 +31,11 @@ class Confusion(Metric):
 
     def part(self, seen: Seen) -> Values:
         n = seen.n_classes
-        return np.bincount(seen.labels * n + seen.predicted, minlength=n * n).reshape(n, n)
+        column = np.where(seen.predicted < 0, n, seen.predicted)
+        return np.bincount(seen.labels * (n + 1) + column, minlength=n * (n + 1)).reshape(n, n + 1)
 
     def value(self, total: Values) -> list[list[float]]:
+        total = total if total[:, -1].any() else total[:, :-1]
         if not self.normalise:
             found: list[list[float]] = total.tolist()
             return found
@@ -94,7 +99,7 @@ class _Averaged(Confusion):
             raise ConfigError(f'train.metrics: "{self.label}" has positive = {self.positive}, and the classes are 0 and 1')
 
     def value(self, total: Values) -> float:                 # type: ignore[override]
-        right, labels, taken = total.diagonal(), total.sum(axis=1), total.sum(axis=0)
+        right, labels, taken = total.diagonal(), total.sum(axis=1), total[:, :-1].sum(axis=0)
         if self.average == "binary" or (self.average == "auto" and len(total) == 2):
             i = self.positive
             return self.of(int(right[i]), int(labels[i]), int(taken[i]))
@@ -152,11 +157,13 @@ class TopK(Metric):
                               "take a smaller k")
 
     def part(self, seen: Seen) -> Values:
-        own = seen.outputs[np.arange(len(seen.labels)), seen.labels][:, None]
-        later = np.arange(seen.outputs.shape[1]) > seen.labels[:, None]
-        before = ((seen.outputs > own) | ((seen.outputs == own) & later)).sum(axis=1)
-        found = (before < self.k) & ~np.isnan(seen.outputs).any(axis=1)       # NaN is smaller than nothing.
-        return np.array([found.sum(), len(found)])
+        return np.array([sum(map(self._found, seen.blocks())), len(seen.labels)], np.int64)
+
+    def _found(self, seen: Seen) -> int:
+        own = seen.given[np.arange(len(seen.labels)), seen.labels][:, None]
+        later = np.arange(seen.given.shape[1]) > seen.labels[:, None]
+        before = ((seen.given > own) | ((seen.given == own) & later)).sum(axis=1)
+        return int(((before < self.k) & ~np.isnan(seen.given).any(axis=1)).sum())       # NaN is smaller than nothing.
 
     def value(self, total: Values) -> float:
         return int(total[0]) / max(int(total[1]), 1)
@@ -175,10 +182,11 @@ class LogLoss(Metric):
                               "leave it out")
 
     def part(self, seen: Seen) -> Values:
-        logs = seen.log_probabilities
         if seen.classes:
-            own = logs[np.arange(len(logs)), seen.labels]
+            own = np.concatenate([np.zeros(0), *(block.log_probabilities[np.arange(len(block.labels)), block.labels]
+                                                 for block in seen.blocks())])
         else:
+            logs = seen.log_probabilities
             share = seen.targets.reshape(-1)                  # 0 times the log of 0 is 0.
             own = np.where(share < 1.0, (1.0 - share) * np.where(share < 1.0, logs[:, 0], 0.0), 0.0) \
                 + np.where(share > 0.0, share * np.where(share > 0.0, logs[:, 1], 0.0), 0.0)

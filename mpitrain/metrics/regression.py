@@ -82,7 +82,7 @@ class R2(Metric):
             mean = fsum(counts * means) / n
             spread.append(math.fsum([*squares.tolist(), *(counts * (means - mean) ** 2).tolist()]))
             errors.append(fsum(own))
-        found = [1.0 - e / s if s else float(e == 0.0) for e, s in zip(errors, spread)]
+        found = [1.0 - e / s if s else float(e == 0.0) if e < math.inf else -e for e, s in zip(errors, spread)]
         if self.outputs == VARIANCE and any(spread):
             return math.fsum(r * s for r, s in zip(found, spread)) / math.fsum(spread)
         return math.fsum(found) / len(found)

@@ -16,6 +16,7 @@ import numpy as np
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import asnumpy
+from mpitrain.errors import print_warning
 from mpitrain.nn.loss import Loss, terms
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
@@ -50,7 +51,7 @@ class Evaluator:
             return self._run()
 
     def _run(self) -> dict[str, float]:
-        table = np.zeros((self.n_chunks, 4))                       # loss sum, terms, correct, labels
+        table = np.zeros((self.n_chunks, 5))                       # loss sum, terms, correct, labels, labels without a class
         place, n_places = self.context.mesh.place, self.context.mesh.n_places
         mine = [*range(place, self.n_chunks, n_places)]
         most = -(-self.n_chunks // n_places)
@@ -62,7 +63,9 @@ class Evaluator:
             if self.context.counts and i < len(mine):
                 table[mine[i]] = sums
         self.context.control.allreduce(table.reshape(-1), name="evaluation")
-        loss, count, correct, labels = (math.fsum(column) for column in table.T)
+        loss, count, correct, labels, unknown = (math.fsum(column) for column in table.T)
+        if unknown and self.context.control.rank == 0:
+            print_warning(f"the outputs of {unknown:,.0f} of {labels:,.0f} validation labels are NaN: none counts as right")
         metrics = {"loss": loss / (count or 1.0)}
         if self.loss.kind == "classes":
             metrics["accuracy"] = correct / max(labels, 1.0)
@@ -75,17 +78,18 @@ class Evaluator:
         with self.span("evaluation", f"read chunk {chunk}"):
             return self.read(chunk)
 
-    def _sums(self, output: Tensor, y: Any) -> tuple[float, float, float, float]:
+    def _sums(self, output: Tensor, y: Any) -> tuple[float, ...]:
         target = self.inference.feed.targets(y)
         with given_to(self.loss, output) as given:
             loss = float(asnumpy(self.loss(given, target).array))
-        correct = labels = 0.0
+        correct = labels = unknown = 0.0
         if self.loss.kind == "classes":
-            right = self.context.classes(output.array) == target
+            found = self.context.classes(output.array)
             ignored = getattr(self.loss, "ignore_index", None)
             counts = target == target if ignored is None else target != ignored
-            correct, labels = float((right & counts).sum()), float(counts.sum())
-        return loss, terms(self.loss, self.inference.feed.part(y)), correct, labels
+            correct, labels = float(((found == target) & (found >= 0) & counts).sum()), float(counts.sum())
+            unknown = float(((found < 0) & counts).sum())
+        return loss, terms(self.loss, self.inference.feed.part(y)), correct, labels, unknown
 
 
 def named_tables(tables: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:
