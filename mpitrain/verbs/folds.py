@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -13,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.config import Config, changed
+from mpitrain.errors import OutputError, UsageError
+from mpitrain.files.disk import storage_error, write_file
 
 if TYPE_CHECKING:
     from mpitrain.run import Trained
@@ -31,33 +34,73 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(options: Namespace, process: Process) -> int:
-    from mpitrain.errors import UsageError
     from mpitrain.verbs.train import asked
     process.stop.listen()
     with guard.symmetric():
         config, _ = asked(options.arguments, None)
         if options.resume and options.overwrite:
             raise UsageError("--resume continues runs and --overwrite deletes them; give one of them")
+        refuse_split(config, stratified=options.stratified)
         if config.run.out == ".":
             raise UsageError("run.out is the working folder; set it to a folder for the runs of the folds")
     with guard.importing():
+        from mpitrain.comm.job.together import on_first
         from mpitrain.run import Run
         from mpitrain.run.session import before_mpi, look_at_files
     configs = configs_of(config, options.k, stratified=options.stratified)
     files = before_mpi(partial(look_at_files, configs[0]))            # All folds are of one file, which is examined once.
-    found, comm = list[Any](), None
+    found, comm, table = list[Any](), None, Path(config.run.out, "folds.json")
+
+    def told() -> str:
+        line = json.dumps({"folds": options.k, "metrics": summary(found)})
+        write_table(table, line + "\n")
+        return line
     for one in configs:
         made = Run.of_job(one, process, quiet=options.quiet, look=files) if comm is None else \
             Run(one, comm, process=process, quiet=options.quiet, files=files)
         with made as started:
-            comm = started.comm
+            if comm is None:
+                on_first(started.open().control, partial(refuse_table, table))        # before hours of training
             found.append(started.train(resume="auto" if options.resume else None, overwrite=options.overwrite))
-    assert comm is not None
-    if comm.rank == 0:
-        line = json.dumps({"folds": options.k, "metrics": summary(found)})
-        Path(config.run.out, "folds.json").write_text(line + "\n")
+            comm = started.comm                               # without the ranks that were lost
+            # Ranks that have ended wait in MPI_Finalize, and mpirun may hang if another one aborts then: all are told.
+            line = on_first(started.open().control, told) if one is configs[-1] else ""
+    if comm is not None and comm.rank == 0:
         print(line, flush=True)
     return 0
+
+
+def refuse_table(path: Path) -> None:
+    """OutputError where the file of the metrics could not take its place."""
+    if path.is_dir():
+        raise OutputError("the metrics of the folds go into this file, and it is a folder; move it away, or set another run.out",
+                          file=path)
+
+
+def write_table(path: Path, text: str) -> None:
+    """Replaces the file; a reader sees the old text or the new one. OutputError or StorageError where it cannot."""
+    refuse_table(path)
+    work = path.with_name(path.name + ".tmp")
+    try:
+        work.unlink(missing_ok=True)
+        write_file(work, [text.encode()])
+        os.replace(work, path)
+    except OSError as error:
+        raise storage_error(error, "writing", path) from error
+
+
+def refuse_split(config: Config, *, stratified: bool) -> None:
+    """ConfigError where data.validation names rows that no fold would be validated on. A share, its default, is of the same
+    rows as the folds are."""
+    from mpitrain.data import fold_of, is_file
+    asked = config.data.validation
+    if is_file(asked):
+        raise config.wrong(f'data.validation = "{asked}" is a file of other rows, and folds are validated on rows of data.path; '
+                           "leave it out, and `evaluate` the runs of the folds on it afterwards", ("data.validation",))
+    fold = fold_of(asked)
+    if fold is not None and fold.stratified and not stratified:
+        raise config.wrong(f'data.validation = "{asked}" is a stratified fold, and folds without --stratified are not; give '
+                           "--stratified, or leave it out", ("data.validation",))
 
 
 def configs_of(config: Config, k: int, *, stratified: bool = False) -> list[Config]:

@@ -12,10 +12,11 @@ import pytest
 from runs import SMALL, many, record, write
 
 from mpitrain import nn
+from mpitrain.checkpoint.choosing import chosen
 from mpitrain.checkpoint.state import State
 from mpitrain.cli import main
 from mpitrain.config.sections import AverageConfig
-from mpitrain.errors import UsageError
+from mpitrain.errors import ConfigError, UsageError
 from mpitrain.nn.statistics import running_layers
 from mpitrain.plan.inspect import open_data
 from mpitrain.train.build.averaged import averaged
@@ -60,8 +61,8 @@ def steps_of_weights(config: AverageConfig, n: int) -> tuple[Any, list[Any]]:
     """Averaging over n made-up steps of a small model, and the weights after each."""
     model = nn.Linear(5, 3)
     storage = model.initialize(0, "float64")
-    policy: Any = SimpleNamespace(storage=storage, shards=None, blamed="", own=lambda: storage.segments, publish=lambda: None,
-                                  settle=lambda: None)
+    policy: Any = SimpleNamespace(storage=storage, shards=None, blamed="", masks=None, own=lambda: storage.segments,
+                                  publish=lambda: None, settle=lambda: None)
     one, seen, rng = Averaging(config, policy, State(model)), [], np.random.default_rng(2)
     for step in range(1, n + 1):
         storage.values += rng.normal(size=storage.values.shape) * 0.1
@@ -154,6 +155,57 @@ def test_a_run_of_the_average_has_statistics_of_its_own(runs: Path, tmp_path: Pa
     again, before = (running_layers(load(folder).model)[0] for folder in (tmp_path / "made", runs / "swa"))
     for kept, ours, of_run in zip(again.buffers, layer.buffers, before.buffers):
         assert (kept.array == ours.array).all() and (kept.array != of_run.array).any()
+
+
+PRUNED = ("shrink.prune=magnitude", "shrink.sparsity=0.6", "shrink.begin=2", "shrink.end=8", "shrink.every=3", "train.steps=12")
+
+
+def test_the_average_of_a_pruned_run_is_pruned_by_its_last_masks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is the mean of the weights of each step, zero where masks are; whatever ranks have of it."""
+    write(tmp_path)
+    keys = ("run.toml", *EMA, *PRUNED, "checkpoint.every=1", "checkpoint.keep=20")
+    many(tmp_path, (1, *keys, "run.out=one"), (2, *keys, "run.out=two", "comm.sharding=optimizer"))
+    assert results(tmp_path / "one") == results(tmp_path / "two")
+    mean, name = None, "head.weight"
+    for step in range(1, 13):
+        found = chosen(tmp_path / "one" / "checkpoints", step)
+        weights = np.array(found.read(f"parameters/{name}"), np.float64)
+        mean = weights if mean is None else mean + (1 - min(0.9, step / (9 + step))) * (weights - mean)
+        if step >= 2:
+            bits = found.read(f"mask/{name}")
+            kept = np.unpackbits(bits, bitorder="little")[:weights.size].reshape(weights.shape)
+            mean *= kept
+            assert not weights[kept == 0].any() and not found.read(f"average/{name}")[kept == 0].any()
+        assert found.read(f"average/{name}") == pytest.approx(mean, rel=1e-5, abs=1e-8), step
+    assert 0.5 < (mean == 0).mean() < 0.7
+    assert main(["average", str(tmp_path / "one"), "--out", str(tmp_path / "made")]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made["parameters_sha256"] == results(tmp_path / "one")[1]
+    assert ((dict(load(tmp_path / "made").model.named_parameters())[name].array == 0) == (mean == 0)).all()
+
+
+def test_what_is_predicted_of_copies_of_the_weights_is_what_they_take(tmp_path: Path, runs: Path) -> None:
+    """One whole copy of 64 x 32 + 32 + 32 x 10 + 10 numbers, padded, or two; half of them on two ranks with slices."""
+    def copies(run: Path) -> tuple[list[int], list[int]]:
+        told = record(run)["memory"]
+        return [one["copies"] for one in told["predicted"]], [one["copies"] for one in told["measured"]]
+    write(tmp_path)
+    back = ("run.toml", *EMA, *PRUNED, "shrink.rewind=1", "average.start=8")
+    many(tmp_path, (1, *back, "run.out=one"), (2, *back, "run.out=node", "comm.node_shared=true", "train.reproducible=run"))
+    weights = record(runs / "whole")["memory"]["measured"][0]["parameters"]
+    assert copies(runs / "whole") == ([weights], [weights]) and weights >= 4 * (64 * 32 + 32 + 320 + 10)
+    assert copies(tmp_path / "one") == ([2 * weights], [2 * weights])
+    assert copies(tmp_path / "node") == ([2 * weights], [2 * weights] * 2)
+    predicted, measured = copies(runs / "sharded")
+    assert predicted == [weights // 2] and sum(measured) == weights, "slices end where blocks do, as those of the state"
+    assert [2 * n for n in measured] == [one["optimizer"] for one in record(runs / "sharded")["memory"]["measured"]]
+    assert copies(runs / "plain") == ([0], [0])
+
+
+def test_an_average_over_the_way_back_to_first_weights_is_refused(tmp_path: Path) -> None:
+    asked = [str(write(tmp_path)), *EMA, *PRUNED, "shrink.rewind=1"]
+    with pytest.raises(ConfigError, match=r"average.start = 0 begins before step 8.*set average.start to 8"):
+        main(["inspect", *asked])
 
 
 def test_a_run_without_an_average_is_not_made_into_one(runs: Path) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import mpirun
 from runs import lines, many, ok, record, refused, write
+from standing import mpirun
 
 from mpitrain.cli import main
 from mpitrain.data import split
@@ -41,6 +41,30 @@ def test_the_folds_of_a_run_are_runs_whose_metrics_have_a_mean_and_a_deviation(t
 def test_what_is_asked_of_folds_is_checked() -> None:
     with pytest.raises(UsageError, match="2 or more"):
         main(["folds", "run.toml", "--k", "1"])
+
+
+def test_folds_are_refused_where_other_rows_are_to_be_validated_on(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    (tmp_path / "other.h5").touch()
+    for asked, words in (('"other.h5"', ("other.h5", "data.path", "leave it out")), ('"stratified:1/3"', ("--stratified",))):
+        found = mpirun(1, "-m", "mpitrain", "folds", config, "--k", "3", "run.out=all", f"data.validation={asked}", cwd=tmp_path)
+        refused(found, 78, "data.validation", *words)
+    assert not (tmp_path / "all").exists()
+    for rest in (["--stratified", "data.validation=stratified:1/3"], ["data.validation=fold:1/3"], ["data.validation=tail:0.2"]):
+        with pytest.raises(UsageError, match="working folder"):              # the next thing that is checked
+            main(["folds", str(config), "run.out=.", *rest])
+
+
+def test_all_ranks_end_alike_where_the_table_of_the_folds_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "all" / "folds.json").mkdir(parents=True)
+    config = write(tmp_path)
+    refused(mpirun(2, "-m", "mpitrain", "folds", config, "--k", "2", "run.out=all", "train.steps=2", cwd=tmp_path), 73,
+            "rank=0/2", "folds.json", "it is a folder")
+    assert not (tmp_path / "all" / "fold-1").exists()                       # found before any training
+    (tmp_path / "late" / "folds.json.tmp").mkdir(parents=True)
+    refused(mpirun(2, "-m", "mpitrain", "folds", config, "--k", "2", "run.out=late", "train.steps=2", cwd=tmp_path), 74,
+            "rank=0/2", "folds.json")
+    assert (tmp_path / "late" / "fold-2" / "run.json").exists()
 
 
 def test_balanced_weights_are_scikit_learns_of_the_training_rows() -> None:

@@ -27,15 +27,15 @@ WARM_UP = 10
 
 
 def refuse_average(config: Config, steps: int) -> None:
-    """ConfigError for an [average] that begins after the run, or that would be of weights whose zeros move."""
-    start, pruned = config.average.start, config.shrink.prune
+    """ConfigError for an [average] that begins after the run, or before all weights go back to those of a step."""
+    start, rewind = config.average.start, config.shrink.rewind
     if max(start, config.average.every) > steps:
         raise config.wrong(f"[average] begins with step {max(start, config.average.every)}, and the run has {steps} steps; set "
                            f"average.start and average.every to {steps} at most", ("average.start", "average.every"))
-    if pruned:
-        raise config.wrong(f'average.kind = "{config.average.kind}" and shrink.prune = "{pruned}" do not go together: a mean of '
-                           "weights before and after pruning has no zeros; average the run first, and prune what comes of it",
-                           ("average.kind", "shrink.prune"))
+    if config.shrink.prune and not isinstance(rewind, str) and start < config.shrink.end:
+        raise config.wrong(f"average.start = {start} begins before step {config.shrink.end}, when all weights go back to those "
+                           f"of step {rewind} (shrink.rewind): a mean of both is of no training; set average.start to "
+                           f"{config.shrink.end}", ("average.start", "shrink.rewind"))
 
 
 class Averaging(Observer):
@@ -45,11 +45,14 @@ class Averaging(Observer):
         self.config, self.policy, self.state = config, policy, state
         self.models = 0                                       # weights that the mean is of
         self.mean = policy.storage.new_flat()
+        self.copied_bytes = self.mean.nbytes
         self.sliced = policy.shards is not None
+        self._bits: Any = None                                # of the masks that the mean has obeyed last
         self.kind = Kept(KIND, self._placed, policy.storage.dtype)
         state.kept += [self.kind, Values(f"{KIND}d", lambda: {"models": np.array(self.models)}, self._take)]
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self._obey_masks()
         due = step >= self.config.start and (step - self.config.start) % self.config.every == 0
         if not due or self.policy.blamed:                     # A step that was left out has changed nothing.
             return
@@ -61,6 +64,13 @@ class Averaging(Observer):
             else:
                 mean += mean.dtype.type(factor) * (values[...] - mean)
         self.models += 1
+
+    def _obey_masks(self) -> None:
+        """Zeros in the mean where the weights were pruned now. They stay while these masks do, as those of the weights."""
+        masks = self.policy.masks
+        if masks is not None and masks.bits is not self._bits:
+            masks.clear((s, self.mean[s.start:s.stop]) for s in self.policy.storage.segments)
+            self._bits = masks.bits
 
     def _factor(self) -> float:
         """The share of the next weights in the mean."""

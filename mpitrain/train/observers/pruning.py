@@ -127,6 +127,7 @@ class Pruning(Observer):
         state.kept.append(self.kind)
         if self.rewind >= 0:
             self.first = policy.storage.new_flat()
+            self.copied_bytes = self.first.nbytes
             state.kept.append(Kept("rewind", self._placed_values, policy.storage.dtype))
 
     def begin(self, run: Watched) -> None:
