@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.errors import ConfigError, UsageError
-from mpitrain.interchange.tensors import Array, TensorFile
+from mpitrain.interchange.tensors import Array, Stored, TensorFile
 from mpitrain.nn import Module
 from mpitrain.registry import Registry
 
@@ -64,6 +64,14 @@ class NameTable:
         """What a file of theirs has besides."""
         return {}
 
+    def incoming(self, tensors: Mapping[str, Stored], entries: Sequence[Entry]) -> Mapping[str, Stored]:
+        """Their tensors, with those put together that are one of ours."""
+        return tensors
+
+    def outgoing(self, arrays: dict[str, Array]) -> dict[str, Array]:
+        """Our arrays by their names, with those cut that are several of theirs."""
+        return arrays
+
     def keys(self, shapes: Shapes, file: TensorFile, given: Mapping[str, str]) -> dict[str, Any]:
         """The [model] that a file of theirs is of, as far as its shapes say; `given` has the user's keys, as texts."""
         return {}
@@ -71,7 +79,9 @@ class NameTable:
 
 NAMES: Registry[Callable[[], NameTable]] = Registry("table of names")
 for _name, _place in {"pytorch": "name_tables:PyTorch", "gpt2": "name_tables:GPT2", "nanogpt": "name_tables:NanoGPT",
-                      "torchvision": "torchvision_names:TorchVision", "akamaster": "name_tables:Akamaster"}.items():
+                      "torchvision": "torchvision_names:TorchVision", "akamaster": "name_tables:Akamaster",
+                      **{name: f"transformers_names:{place}" for name, place in
+                         {"bert": "Bert", "llama": "Llama", "t5": "T5"}.items()}}.items():
     NAMES.register_later(_name, f"mpitrain.interchange.{_place}")
 
 
@@ -130,7 +140,7 @@ def outgoing(table: NameTable, model: Module) -> tuple[dict[str, Array], dict[st
         arrays[entry.theirs] = values.T if entry.transposed else values
         if entry.theirs.rpartition(".")[2] == COUNTER:
             arrays[entry.theirs] = np.asarray(np.rint(values), np.int64)
-    return arrays | table.also(model), aliases
+    return table.outgoing(arrays | table.also(model)), aliases
 
 
 def table_for(model: Any, names: Any) -> NameTable:

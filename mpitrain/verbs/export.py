@@ -15,8 +15,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="RUN", help="a run folder")
     parser.add_argument("file", type=Path, metavar="FILE", help="its ending says the format: .safetensors, .pt, .onnx")
     parser.add_argument("arguments", nargs="*", metavar="section.key=value")
-    parser.add_argument("--names", default="", help="own, pytorch, gpt2, nanogpt, torchvision, akamaster, or file.py:name "
-                        "(default: own; of .pt: pytorch)")
+    parser.add_argument("--names", default="", help="own, pytorch, gpt2, nanogpt, torchvision, akamaster, bert, llama, t5, or "
+                        "file.py:name (default: own; of .pt: pytorch)")
     parser.add_argument("--cache", action="store_true", help="ONNX of a gpt: keys and values of earlier tokens go in and out")
     parser.add_argument("--input", type=_shape, default=(), metavar="CxHxW", help="ONNX: the shape of a sample, where the model "
                         "takes several")

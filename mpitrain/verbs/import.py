@@ -16,8 +16,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("arguments", nargs="*", metavar="section.key=value",
                         help="keys of [model] that the file does not say, and any others")
     parser.add_argument("--out", type=Path, required=True, metavar="RUN", help="the run folder to make")
-    parser.add_argument("--names", default="", help="own, pytorch, gpt2, nanogpt, torchvision, akamaster, or file.py:name "
-                        "(default: what a file of ours says)")
+    parser.add_argument("--names", default="", help="own, pytorch, gpt2, nanogpt, torchvision, akamaster, bert, llama, t5, or "
+                        "file.py:name (default: what a file of ours says)")
     parser.add_argument("--overwrite", action="store_true", help="delete a run that is in the folder")
     parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 

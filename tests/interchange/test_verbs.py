@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import mpirun
 from saved_models import fresh
+from standing import mpirun
 
 import mpitrain
 from mpitrain.cli import main
