@@ -94,9 +94,7 @@ def _told(removed: list[str], folder: Path, kind: str) -> str:
 
 def remove_files(folder: Path, processes: Path = Path("/proc")) -> str:
     """Removes this user's files in `folder` that no process has mapped or open; a line that says so, or "" where none were."""
-    found = _candidates(folder)
-    if found:
-        found -= _in_use(folder, processes)
+    found = _unused(_candidates(folder), folder, processes)
     removed, freed = [], 0
     for name in sorted(found):
         with contextlib.suppress(OSError):                    # another job of this user cleans up too
@@ -120,17 +118,23 @@ def _candidates(folder: Path) -> set[str]:
     return found
 
 
-def _in_use(folder: Path, processes: Path) -> set[str]:
-    """Names of files in `folder` that a process of this user has mapped or open; nobody else may read what MPI makes."""
-    used, start = set(), f"{folder}/"
-    for process in filter(str.isdigit, os.listdir(processes)):
+def _unused(found: set[str], folder: Path, processes: Path) -> set[str]:
+    """Those of these files in `folder` that no process of this user has mapped or open; nobody else may read what MPI makes.
+
+    It looks at this process first, then at those started just before and after it: most files are this job's own, and a look at
+    all processes took 0.1 s of 0.2 that each of many short runs in one job takes (110 processes, 2026-11).
+    """
+    own, start = os.getpid(), f"{folder}/"
+    for process in sorted(map(int, filter(str.isdigit, os.listdir(processes))), key=lambda number: abs(number - own)):
+        if not found:
+            break
         with contextlib.suppress(OSError):                    # it has ended
-            if os.stat(processes / process).st_uid != os.getuid():
+            about = f"{processes}/{process}"
+            if os.stat(about).st_uid != os.getuid():
                 continue
-            for line in (processes / process / "maps").read_text(errors="replace").splitlines():
-                path = line.partition(start)[2]
-                if path:
-                    used.add(path)
-            for number in os.listdir(processes / process / "fd"):
-                used.add(os.path.basename(os.readlink(processes / process / "fd" / number)))
-    return used
+            with open(f"{about}/maps", errors="replace") as maps:
+                found = found - {line.partition(start)[2].rstrip("\n") for line in maps if start in line}
+            for number in os.listdir(f"{about}/fd") if found else ():
+                with contextlib.suppress(OSError):            # closed by now, as that by which this look at them was
+                    found = found - {os.path.basename(os.readlink(f"{about}/fd/{number}"))}
+    return found
