@@ -10,21 +10,18 @@ multiply-adds on this core, measured in the same run. Results of all sides are c
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pinned  # noqa: F401  (first: it sets what NumPy and PyTorch read)
 
 # isort: split
+import beside_torch
 import numpy as np
 import torch
 from torch.nn import functional as F
 
-from mpitrain.backend import keep_freed_memory
-from mpitrain.bench import arguments
 from mpitrain.bench.pairs import Pairs, in_turn, timed
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time, ratio_of
@@ -122,29 +119,16 @@ def measure(runs: list[Run], rounds: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", default=",".join(SHAPES))
-    parser.add_argument("--products", default=",".join(PRODUCTS))
-    parser.add_argument("--pairs", type=int, default=15)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    with symmetric():
-        names = arguments.names(options.shapes, SHAPES, "--shapes")
-        products = arguments.names(options.products, PRODUCTS, "--products")
-        arguments.at_least(options.pairs, 1, "--pairs")
-        arguments.at_least(options.batch, 1, "--batch")
-    keep_freed_memory()                                       # as `mpitrain train` does; it serves PyTorch's malloc too
-    torch.set_num_threads(1)
+    options = beside_torch.settle(__doc__, {"shapes": SHAPES, "products": PRODUCTS}, {"pairs": 15, "batch": 128})
     peak, report = peak_flops(), Report(0, options.json)
     report.line(f"convolutions beside PyTorch {torch.__version__}, batch {options.batch}, float32, one thread of "
                 f"{peak / 1e9:.0f} GFLOP/s; medians of {options.pairs} rounds\n"
                 f"{'shape':<11}{'':<9}{'ours':>11}{'GFLOP/s':>9}{'of peak':>9}"
                 f"   times faster than NCHW (quartiles), channels_last")
-    for name in names:
+    for name in options.shapes:
         shape = Shape(**{**vars(SHAPES[name]), "batch": options.batch})
         case = Case(shape)
-        for product in products:
+        for product in options.products:
             if (name, product) in (("stem", "input"), ("lenet1", "input")):
                 continue                                      # the first layer's: nobody asks for it
             runs = case.runs(product)

@@ -22,35 +22,18 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 WORK = {"lenet": 0.32, "resnet20": 0.5}
 SHAPES = {"lenet": (1, 28, 28), "resnet20": (1, 32, 32)}
-CONFIG = """[model]
-name = "{net}"
-{channels}
-[data]
-path = "{data}"
-transform = ["scale"]
-validation = "tail:0.2"
-[optimizer]
-name = "adamw"
-lr = 2e-3
-weight_decay = 0.01
-decay = "matrices"
-schedule = "cosine"
-warmup_steps = 50
-[train]
-epochs = 10
-batch_size = 64
-threads = 1
-"""
 
 
 def accuracy(work: Path, images: Path, options: argparse.Namespace) -> None:
     """A line for each seed, and the medians: points of whole, cut, cut and tuned, from scratch."""
+    import recipe
     from accuracy import results, run
 
     from mpitrain.config import load_run
     net = options.net
     run("data", "import", "idx", images.resolve(), "--out", "mnist", "--overwrite", cwd=work)
-    (work / "net.toml").write_text(CONFIG.format(net=net, data=work / "mnist", channels="channels = 1" if net != "lenet" else ""))
+    recipe.write(work / "net.toml", {"name": net} if net == "lenet" else {"name": net, "channels": 1},
+                 {"path": str(work / "mnist"), "transform": ["scale"], "validation": "tail:0.2"})
     found: list[dict[str, float]] = []
     for seed in range(options.first, options.first + options.seeds):
         of_seed = f"run.seed={seed}"

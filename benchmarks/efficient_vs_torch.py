@@ -23,18 +23,17 @@ from typing import Any
 import pinned  # noqa: F401  (first: it sets what NumPy and PyTorch read)
 
 # isort: split
+import beside_torch
 import numpy as np
 import torch
 from torch_side import TorchSide
 
 from mpitrain import models, nn
-from mpitrain.backend import keep_freed_memory
-from mpitrain.bench import arguments
 from mpitrain.bench.pairs import Pairs, in_turn, timed
 from mpitrain.bench.report import Report, cpu_name, in_time, ratio_of
 from mpitrain.bench.train import DECAY, LR, Training
 from mpitrain.bench.workloads import Workload
-from mpitrain.comm.job.guard import Process, symmetric
+from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
 from mpitrain.errors import ConfigError, NumericsError
 
@@ -143,25 +142,13 @@ def compare(name: str, world: Any, options: argparse.Namespace, report: Report) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(CASES))
-    parser.add_argument("--pairs", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=2, help="steps of a turn")
-    parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    with symmetric():
-        names = arguments.names(options.models, CASES, "--models")
-        arguments.at_least(options.pairs, 1, "--pairs")
-        arguments.at_least(options.steps, 1, "--steps")
-    keep_freed_memory()                                       # as `mpitrain train` does; it serves PyTorch's malloc too
-    torch.set_num_threads(1)
+    options = beside_torch.settle(__doc__, {"models": CASES}, {"pairs": 20, "steps": 2}, "profile")
     world, report = start(), Report(0, options.json)
     if not options.profile:
         report.line(f"training steps beside PyTorch {torch.__version__}, channels_last, batch {BATCH} of 1 x 28 x 28, float32, "
                     f"one thread; medians of {options.pairs} rounds\n"
                     f"{'model':<15}{'ours':>11}{'PyTorch':>11}   times faster (quartiles)")
-    for name in names:
+    for name in options.models:
         compare(name, world, options, report)
     return 0
 

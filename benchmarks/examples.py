@@ -85,7 +85,9 @@ def prepare(figure: Figure, work: Path) -> tuple[int, str]:
     folder = work / figure.example
     if (folder / "ready").exists():
         return 0, ""
-    folder.mkdir(exist_ok=True)
+    if folder.exists():                            # what a data.py that failed has left
+        shutil.rmtree(folder)
+    folder.mkdir()
     for path in (EXAMPLES / figure.example).iterdir():
         if path.is_file():                         # what has been written there before stays behind
             shutil.copy(path, folder)

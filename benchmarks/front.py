@@ -2,19 +2,20 @@
 
     python examples/fashion/data.py
     python benchmarks/front.py examples/fashion/data [--epochs 5] [--ranks 2] [--json FILE] [--draw FOLDER]
+    python benchmarks/front.py --from FILE --draw FOLDER
 
 Each model is trained by `mpitrain train` with one recipe (AdamW, cosine, batch 64), and its accuracy on the 10,000 test images is
 that of its last step. Parameters and multiply-adds of a sample are counted from shapes. Milliseconds of a training step of 64
 images, and of a sample in prediction of 64, are medians in this process, one thread; joules are those that the processor's
 packages take in such a step (`mpitrain.bench.energy`), where their counters may be read. A table comes first, then
-front-light.svg and front-dark.svg in --draw.
+front-light.svg and front-dark.svg in --draw. What --json FILE has of the same settings on the same CPU is taken from there:
+started again, a run goes on with the next model. `make figures ARGS="--add FILE"` puts it on the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import sys
 import tempfile
@@ -27,6 +28,8 @@ import pinned  # noqa: F401  (first: it sets what NumPy reads)
 # isort: split
 import accuracy
 import numpy as np
+import recipe
+from recipe import BATCH
 
 from mpitrain import models, nn
 from mpitrain.autograd import no_grad
@@ -38,7 +41,7 @@ from mpitrain.bench.train import Training
 from mpitrain.bench.workloads import Workload
 from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.comm.job.start import start
-from mpitrain.errors import MissingError
+from mpitrain.errors import DataError, MissingError
 from mpitrain.plan.flops import count
 
 SMALL = {"channels": 1, "halvings": 4}            # images of 28 x 28 end as 2 x 2
@@ -50,27 +53,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "shufflenet_v2-0.5": ("shufflenet_v2", {"width": 0.5, **SMALL}),
     "mnasnet-0.5": ("mnasnet", {"width": 0.5, **SMALL}),
 }
-MARKS = ("lenet", "resnet20")
-RECIPE = """
-[data]
-path = "{data}/train"
-validation = "{data}/test"
-transform = ["standardise"]
-[optimizer]
-name = "adamw"
-lr = 2e-3
-weight_decay = 0.01
-decay = "matrices"
-schedule = "cosine"
-warmup_steps = 50
-[train]
-batch_size = 64
-eval_every = 1000000
-threads = 1
-[checkpoint]
-best = false
-"""
-BATCH, ROUNDS = 64, 12
+MORE = "eval_every = 1000000\n[checkpoint]\nbest = false\n"
+ROUNDS = 12
 
 Record = dict[str, Any]
 
@@ -83,8 +67,9 @@ def made(name: str) -> nn.Module:
 def trained(name: str, data: Path, work: Path, options: argparse.Namespace) -> float:
     """The accuracy on the test images after training."""
     kind, settings = MODELS[name]
-    keys = [f'name = "{kind}"', "classes = 10", *(f"{key} = {json.dumps(value)}" for key, value in settings.items())]
-    (work / "run.toml").write_text("[model]\n" + "\n".join(keys) + RECIPE.format(data=data.resolve()))
+    folder = str(data.resolve())
+    recipe.write(work / "run.toml", {"name": kind, "classes": 10, **settings},
+                 {"path": f"{folder}/train", "validation": f"{folder}/test", "transform": ["standardise"]}, MORE)
     length = [f"train.steps={options.steps}"] if options.steps else [f"train.epochs={options.epochs}"]
     accuracy.run("train", "run.toml", "--quiet", f"run.out={name}", f"run.seed={options.seed}", *length, cwd=work,
                  ranks=options.ranks)
@@ -123,76 +108,74 @@ def table(records: list[Record]) -> str:
     return "\n".join(lines)
 
 
-def on_front(record: Record, records: list[Record]) -> bool:
-    """Nothing else is better in time or accuracy and in the other no worse."""
-    mine = record["step_s"], -record["accuracy"]
-    others = [(o["step_s"], -o["accuracy"]) for o in records]
-    return not any(o != mine and o[0] <= mine[0] and o[1] <= mine[1] for o in others)
+def kept(path: Path | None, wanted: Record | None = None) -> dict[str, Record]:
+    """What a file of --json has of models that were measured with these settings, or with any; no file has none."""
+    if path is None or not path.is_file():
+        return {}
+    try:
+        found = [record for record in map(json.loads, filter(None, path.read_text().splitlines())) if record["bench"] == "front"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError("is not what --json has written; name another file, or remove it", file=str(path)) from None
+    return {record["what"]: record for record in found if wanted is None or wanted.items() <= record.items()}
 
 
 def drawn(records: list[Record]) -> dict[str, str]:
-    """Accuracy over the milliseconds of a step, on a logarithmic axis; a line joins what is on the front."""
+    """File name -> the picture, for a light page and a dark one."""
     sys.path.insert(0, str(accuracy.ROOT / "docs/figures"))
-    import draw
-    left, right, top, bottom = 70, draw.WIDTH - 170, 70, 360
-    low, high = (pick(math.log10(r["step_s"]) for r in records) for pick in (min, max))
-    least, most = (pick(r["accuracy"] for r in records) for pick in (min, max))
-    low, high, least, most = low - 0.1, high + 0.1, least - 0.005, most + 0.005
+    from front_chart import drawn as chart
+    from shapes import THEMES
+    return {f"front-{name}.svg": chart(theme, records) for name, theme in THEMES.items()}
 
-    def place(r: Record) -> tuple[float, float]:
-        return (left + (math.log10(r["step_s"]) - low) / (high - low) * (right - left),
-                bottom - (r["accuracy"] - least) / (most - least) * (bottom - top))
-    files = {}
-    for theme, c in draw.THEMES.items():
-        shapes = [draw.text(16, 26, "Fashion-MNIST: accuracy against the time of a training step", c.text, 15, weight="bold"),
-                  draw.text(16, 48, f"64 images on one thread; the line joins what nothing else beats in both. "
-                            f"Trained for {records[0]['length']}.",
-                            c.faint, 12), draw.line([(left, top), (left, bottom), (right, bottom)], c.line)]
-        front = sorted(place(r) for r in records if on_front(r, records))
-        shapes.append(draw.line(front, c.accent, 1.5, "4 3"))
-        for r in records:
-            x, y = place(r)
-            colour = c.series[2] if r["what"] in MARKS else c.series[0]
-            reached, cost = f"{r['accuracy']:.3f}", f"{1e3 * r['step_s']:.0f} ms"
-            shapes += [draw.box(x - 5, y - 5, 10, 10, colour, radius=5), draw.text(x + 10, y + 4, r["what"], c.text, 12),
-                       draw.text(x, bottom + 18, cost, c.faint, 11, "middle"),
-                       draw.text(left - 8, y + 4, reached, c.faint, 11, "end")]
-        said = "; ".join(f"{r['what']} {r['accuracy']:.3f} at {1e3 * r['step_s']:.0f} ms" for r in records)
-        files[f"front-{theme}.svg"] = draw.picture(bottom + 40, f"Accuracy on Fashion-MNIST, the time of a step: {said}", shapes)
-    return files
+
+def measure(names: list[str], options: argparse.Namespace) -> list[Record]:
+    """The records of these models, of which the file of --json has each as soon as it is there."""
+    settings = {"length": f"{options.steps} steps" if options.steps else f"{options.epochs} epoch{'s' * (options.epochs > 1)}",
+                "seed": options.seed, "ranks": options.ranks, "batch": BATCH, "threads": 1, "cpu": cpu_name()}
+    with symmetric():
+        before = kept(options.json, settings)
+    keep_freed_memory()
+    world, report, records = start(), Report(0, options.json), []
+    for record in before.values():
+        report.record(record)
+    for name in names:
+        if name not in before:
+            with tempfile.TemporaryDirectory() as folder:
+                reached = trained(name, options.data, Path(folder), options)
+            before[name] = {"bench": "front", "what": name, "accuracy": reached, **measured(name, world), **settings}
+            report.record(before[name])
+        records.append(before[name])
+        report.line(table(records[-1:]) if len(records) == 1 else table(records[-1:]).splitlines()[1])
+    return records
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("data", type=Path, help="the folder that examples/fashion/data.py writes")
+    parser.add_argument("data", type=Path, nargs="?", help="the folder that examples/fashion/data.py writes")
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=0, help="so many steps instead of epochs")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="a line for each model; what it has is not trained again")
     parser.add_argument("--draw", type=Path, metavar="FOLDER")
+    parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="print and draw what --json FILE has written")
     options = parser.parse_args()
     with symmetric():
         names = arguments.names(options.models, MODELS, "--models")
-        arguments.at_least(options.epochs, 1, "--epochs")
-        arguments.at_least(options.ranks, 1, "--ranks")
-        arguments.at_least(options.steps, 0, "--steps")
-        if not (options.data / "train").is_dir():
-            raise MissingError("there is no data of Fashion-MNIST; python examples/fashion/data.py writes it",
-                               file=str(options.data / "train"))
+        for flag, least in ("epochs", 1), ("ranks", 1), ("steps", 0):
+            arguments.at_least(getattr(options, flag), least, f"--{flag}")
+        if options.source and not options.source.is_file():
+            raise MissingError("the file of measurements is not there; --json FILE writes it", file=str(options.source))
+        if not options.source and not (options.data and (options.data / "train").is_dir()):
+            raise MissingError("there is no data of Fashion-MNIST; python examples/fashion/data.py writes it, and the folder is "
+                               "the argument", file=str((options.data or Path()) / "train"))
         if options.draw:
             options.draw.mkdir(parents=True, exist_ok=True)
-    keep_freed_memory()
-    world, report, records = start(), Report(0, options.json), []
-    for name in names:
-        with tempfile.TemporaryDirectory() as folder:
-            reached = trained(name, options.data, Path(folder), options)
-        records.append({"bench": "front", "what": name, "accuracy": reached, **measured(name, world), "batch": BATCH,
-                        "threads": 1, "length": f"{options.steps} steps" if options.steps else f"{options.epochs} epochs",
-                        "seed": options.seed, "cpu": cpu_name()})
-        report.record(records[-1])
-        report.line(table(records[-1:]) if len(records) == 1 else table(records[-1:]).splitlines()[1])
+    if options.source:
+        records = [record for name, record in kept(options.source).items() if name in names]
+        print(table(records))
+    else:
+        records = measure(names, options)
     for file, contents in (drawn(records) if options.draw else {}).items():
         (options.draw / file).write_text(contents)
     return 0

@@ -205,10 +205,15 @@ def others() -> dict[str, tuple[str, Any]]:
         "kernel_gradient_3x3": ("kernel_gradient", of_shapes(large, large, then=(three, 1, None, "y"))),
         "convolve_1x1": ("convolve", of_shapes((21, 6, 3, 2), (9, 6, 1, 1), (9,), then=(one, 1))),
         "convolve_adjoint_1x1": ("convolve_adjoint", of_shapes((21, 9, 3, 2), (9, 6, 1, 1), (6,), then=(one, 1, (3, 2)))),
-        "batch_norm_hardswish": ("batch_norm", of_shapes((9, 70, 6), (70,), (70,), then=(None, 1e-5, 3)))}
+        "batch_norm_hardswish": ("batch_norm", of_shapes((9, 70, 6), (70,), (70,), then=(None, 1e-5, 3))),
+        "batch_norm_silu": ("batch_norm", of_shapes((9, 70, 6), (70,), (70,), then=(None, 1e-5, 4)))}
+    def backward(shape: tuple[int, ...], number: int) -> Any:
+        return lambda rng, dtype: (*normal(rng, dtype, shape, shape), None, *normal(rng, dtype, *3 * [shape[1:2]]),
+                                   np.ones(shape[1]), number, True)
     return {**{name: (kernel, example.arguments) for name, (kernel, example) in made.items()},
-            "batch_norm_gradients_relu6": ("batch_norm_gradients", lambda rng, dtype: (
-                *normal(rng, dtype, (9, 70, 6), (9, 70, 6)), None, *normal(rng, dtype, *3 * [(70,)]), np.ones(70), 2, True))}
+            "batch_norm_gradients_relu6": ("batch_norm_gradients", backward((9, 70, 6), 2)),
+            "batch_norm_gradients_silu": ("batch_norm_gradients", backward((9, 70, 6), 4)),
+            "batch_norm_gradients_silu_large": ("batch_norm_gradients", backward((3, 4, 90), 4))}
 
 
 def compile_loops(known: dict[str, tuple[Any, Any, tuple[str, ...]]]) -> None:

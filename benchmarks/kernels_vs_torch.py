@@ -16,22 +16,19 @@ the caches, as it would be behind the layer that made it.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pinned  # noqa: F401  (first: it sets what NumPy and PyTorch read)
 
 # isort: split
+import beside_torch
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from mpitrain import ops, optim
 from mpitrain.autograd import Tensor, no_grad, run_backward
-from mpitrain.backend import keep_freed_memory
-from mpitrain.bench import arguments
 from mpitrain.bench.exchange import Weights
 from mpitrain.bench.pairs import alternate, timed
 from mpitrain.bench.report import Report, cpu_name, in_time, ratio_of
@@ -201,20 +198,11 @@ def calls_a_turn(run: Run) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ops", default=",".join(OPS))
-    parser.add_argument("--pairs", type=int, default=40)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    with symmetric():
-        names = arguments.names(options.ops, OPS, "--ops")
-        arguments.at_least(options.pairs, 1, "--pairs")
-    keep_freed_memory()                                       # as `mpitrain train` does; it serves PyTorch's malloc too
-    torch.set_num_threads(1)
+    options = beside_torch.settle(__doc__, {"ops": OPS}, {"pairs": 40})
     report = Report(0, options.json)
     report.line(f"ops beside PyTorch {torch.__version__}, float32, one thread; medians of {options.pairs} pairs\n"
                 f"{'op':<16}{'':<20}{'ours':>11}{'PyTorch':>11}   times faster (quartiles)")
-    for name in names:
+    for name in options.ops:
         op = make(name)
         with symmetric():
             worst = difference(op, name)

@@ -13,23 +13,20 @@ product comes in a step.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pinned  # noqa: F401  (first: it sets what NumPy and PyTorch read)
 
 # isort: split
+import beside_torch
 import numpy as np
 import torch
 from mpi4py import MPI
 
-from mpitrain.backend import keep_freed_memory
-from mpitrain.bench import arguments
 from mpitrain.bench.pairs import in_turn, quartiles, timed
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name
@@ -163,21 +160,12 @@ def report_model(name: str, rounds: int, report: Report) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    with symmetric():
-        names = arguments.names(options.models, MODELS, "--models")
-        arguments.at_least(options.rounds, 1, "--rounds")
-    keep_freed_memory()                                       # as `mpitrain train` does; it aligns NumPy's arrays
-    torch.set_num_threads(1)
+    options = beside_torch.settle(__doc__, {"models": MODELS}, {"rounds": 15})
     report = Report(0, options.json)
     report.line(f"products of training steps, float32, one thread, GFLOP/s; PyTorch {torch.__version__}; medians of "
                 f"{options.rounds} rounds\n{'model':<10}{'m x n x k':<20}{'for':<17}{'':>3}{'ours':>8}{'BLAS':>8}{'PyTorch':>8}"
                 f"{'of peak':>9}   times PyTorch (quartiles)")
-    for name in names:
+    for name in options.models:
         report_model(name, options.rounds, report)
     return 0
 

@@ -21,7 +21,8 @@ from mpitrain.train.machine.environment import versions
 
 
 class Report:
-    """`line` and `record` do something on rank 0 only. The file is made anew at once, and is complete after every record.
+    """`line` and `record` do something on rank 0 only. The file is made anew at once, and is complete after every record; what
+    was read from such a file keeps its date and command.
 
     UsageError where it is a folder; OSError, at once where that can be known, where it cannot be written.
     """
@@ -42,7 +43,7 @@ class Report:
     def record(self, result: Mapping[str, Any]) -> None:
         if self._first and self._path is not None:
             about = {"date": str(datetime.date.today()), "command": shlex.join(["python", *sys.orig_argv[1:]])}
-            self._write("a", json.dumps({**result, **about}) + "\n")
+            self._write("a", json.dumps({**result, **{key: result.get(key, own) for key, own in about.items()}}) + "\n")
 
     def _write(self, mode: str, text: str) -> None:
         assert self._path is not None

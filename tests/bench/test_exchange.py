@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import mpirun
+from standing import mpirun
 
 from mpitrain import optim
 from mpitrain.bench.exchange import BETAS, DECAY, EPS, LR, Serial, Weights

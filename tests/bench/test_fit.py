@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch import mpirun
+from standing import mpirun
 
 from mpitrain.bench.fit import ALGORITHMS, Point, fit, predicted
 from mpitrain.schedules.fit import non_negative

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import mpirun
+from standing import mpirun
 
 from mpitrain.bench import command
 from mpitrain.bench.pipeline import Contender, Spent, row

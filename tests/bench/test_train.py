@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import Result, mpirun
+from launch import Result
+from standing import mpirun
 
 from mpitrain.backend import memory, native
 from mpitrain.backend.memory import page_faults, resident
