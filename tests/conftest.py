@@ -51,6 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RankPlugin(), "mpitrain-rank")
 
 
+def pytest_sessionfinish() -> None:
+    if "standing" in sys.modules:             # ranks that stay between tests
+        sys.modules["standing"].close_all()
+
+
 class RankPlugin:
     """Under mpirun: the watchdog, and the end of the job at the first failure."""
 

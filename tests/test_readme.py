@@ -194,6 +194,8 @@ def make_inputs(folder: Path) -> None:
         (folder / f"train-{name}-ubyte.gz").write_bytes(gzip.compress(header + values.tobytes()))
     np.savez(folder / "arrays.npz", x=np.ones((6, 2), np.float32), y=np.zeros(6, np.float32))
     (folder / "table.csv").write_text("length,width,species\n1.5,2,oak\n2.5,3,elm\n")
+    (folder / "GunPoint_TRAIN.ts").write_text("@problemName GunPoint\n@univariate true\n@equalLength true\n@seriesLength 3\n"
+                                              "@classLabel true 1 2\n@data\n1,2,3:1\n2,3,4:2\n")
     (folder / "theirs").mkdir()
     with h5py.File(folder / "theirs/one.h5", "w") as file:
         file["fields"], file["labels"] = np.ones((8, 3), np.float32), np.arange(8) % 2
@@ -202,7 +204,8 @@ def make_inputs(folder: Path) -> None:
         Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(folder / "photos" / kind / "1.png")
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("document", [pytest.param(path, marks=() if path.name == "README.md" else pytest.mark.slow, id=path.name)
+                                      for path in DOCUMENTS])
 def test_every_block_of_a_document_runs(document: Path, tmp_path: Path) -> None:
     folder = checkout(tmp_path, limit=2 if document.name in ("README.md", "extending.md") else 1)
     if document.name == "data.md":

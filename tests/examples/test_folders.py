@@ -43,6 +43,24 @@ def test_an_example_has_a_page_and_configurations_that_hold(folder: Path) -> Non
             check(config, Grid({"dp": ranks}), on_gpu=False)
 
 
+def test_data_that_failed_half_way_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`data.py` of a made-up example writes half of its data and fails, and where that is there already, it fails too."""
+    own = tmp_path / "examples/own"
+    own.mkdir(parents=True)
+    (own / "figure.toml").write_text('[[run]]\nconfig = "run.toml"\nmetric = "accuracy"\nat_least = 0.5\npublished = ""\n')
+    (own / "data.py").write_text("from pathlib import Path\nhere = Path(__file__).parent\n(here / 'half').mkdir()\n"
+                                 f"assert Path({str(tmp_path / 'there')!r}).exists(), 'not there yet'\n")
+    monkeypatch.setattr(examples, "EXAMPLES", tmp_path / "examples")
+    figure, = examples.figures()
+    work = tmp_path / "work"
+    work.mkdir()
+    assert examples.prepare(figure, work) == examples.prepare(figure, work) == (1, "AssertionError: not there yet")
+    (tmp_path / "there").touch()
+    assert examples.prepare(figure, work) == (0, "") and (work / "own/half").is_dir()
+    (tmp_path / "there").unlink()
+    assert examples.prepare(figure, work) == (0, "")                           # made once
+
+
 @pytest.mark.parametrize("folder", OF_PACKAGES, ids=lambda folder: folder.name)
 def test_without_its_package_an_example_says_what_to_get(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def absent(name: str) -> None:

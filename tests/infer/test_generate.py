@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launch import Result, clean_environment, mpirun
+from launch import Result, clean_environment
+from standing import mpirun
 
 from mpitrain import nn
 from mpitrain.autograd import no_grad, row_by_row

@@ -8,7 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from launch import mpirun
+from standing import mpirun
 
 import mpitrain
 from mpitrain.cli import main

@@ -102,7 +102,7 @@ def curve(lib, model, loss):
     return np.array(losses)
 
 
-@pytest.mark.parametrize("loss", [burgers, poisson])
+@pytest.mark.parametrize("loss", [pytest.param(burgers, marks=pytest.mark.slow), poisson])
 def test_a_physics_informed_network_trains_as_in_pytorch(loss):
     model = ours([2, WIDTH, WIDTH, 1], "tanh", 1)
     there = curve(Theirs, twin(model, torch.nn.Tanh), loss)
@@ -134,7 +134,9 @@ def wasserstein(lib, critic, generator):
     return np.array(losses)
 
 
-@pytest.mark.parametrize(("activation", "theirs"), [("silu", torch.nn.SiLU), ("gelu", torch.nn.GELU), ("relu", torch.nn.ReLU)])
+@pytest.mark.parametrize(("activation", "theirs"), [
+    ("silu", torch.nn.SiLU), *(pytest.param(name, kind, marks=pytest.mark.slow)
+                               for name, kind in (("gelu", torch.nn.GELU), ("relu", torch.nn.ReLU)))])
 def test_a_critic_with_a_gradient_penalty_trains_as_in_pytorch(activation, theirs):
     critic, generator = ours([2, WIDTH, WIDTH, 1], activation, 2), ours([3, WIDTH, 2], "relu", 3)
     there = wasserstein(Theirs, twin(critic, theirs), twin(generator, torch.nn.ReLU))

@@ -53,6 +53,9 @@ GEOMETRIES = [
     (2, 17, 5, 6, 17, (5, 5), 1, (2, 3), 1, 17),
     (2, 17, 10, 9, 17, (5, 5), 2, 2, 1, 17),
     (3, 18, 3, 4, 18, (3, 3), 1, (2, 1), 1, 18),
+    (3, 13, 9, 9, 40, (1, 1), 1, 0, 1, 1),           # gradients of kernels by 6 channels, whole and in part
+    (20, 30, 4, 4, 34, (1, 1), 1, 0, 1, 1),
+    (3, 28, 7, 7, 66, (1, 1), 1, 0, 1, 2),
 ]
 WINOGRAD = [g for g in GEOMETRIES if g[1] // g[9] >= 16 and g[5] == (3, 3)]
 # without those that PyTorch refuses here: no images, and more padding than image

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch import Result, mpirun
+from launch import Result
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "train"))
-from runs import SMALL, steps, train, write  # noqa: E402
+from runs import SMALL, steps, write  # noqa: E402
+from standing import mpirun, train  # noqa: E402
 
 RUN = ("run.out=a", "train.steps=10", "checkpoint.every=4", "checkpoint.keep=9", "checkpoint.best=false", "log.every=1")
 LAYOUT = ("train.reproducible=layout", "train.micro_batches=4")

@@ -48,9 +48,9 @@ class Faults(Observer):
 """
 
 
-def run(folder: Path, n: int, *arguments: str, out: str = "run", ulfm: bool = True, **env: str) -> Result:
+def run(folder: Path, n: int, *arguments: str, verb: str = "train", out: str = "run", ulfm: bool = True, **env: str) -> Result:
     (folder / "own.py").write_text(OWN)
-    return mpirun(n, "-m", "mpitrain", "train", write(folder, SMALL), f"run.out={out}", "train.steps=30",
+    return mpirun(n, "-m", "mpitrain", verb, write(folder, SMALL), f"run.out={out}", "train.steps=30",
                   "train.eval_every=15", "train.micro_batches=6", "train.reproducible=layout", "train.on_lost=go_on",
                   "log.observers=own.py:Faults", *arguments, cwd=folder, env=env,
                   mpi_args=("--with-ft", "ulfm") if ulfm else ())
@@ -94,6 +94,16 @@ def test_a_copy_of_parameters_that_are_not_finite_is_not_taken(tmp_path: Path, s
     assert result.rc == 0 and not result.error_lines, result.err
     resumed = [one["resumed"] for one in record(tmp_path / "run")["lost"]]
     assert resumed == [15 if spoil == "20" else 20]           # the best one of the evaluations is on the disk
+
+
+@ONLY_OPEN_MPI
+@pytest.mark.promise("A2")
+def test_folds_go_on_without_a_rank_that_is_lost_in_the_first_of_them(tmp_path: Path) -> None:
+    result = run(tmp_path, 3, "--k", "2", verb="folds", KILL="1:25")
+    assert result.rc == 0 and not result.error_lines, result.err
+    first, second = (record(tmp_path / "run" / f"fold-{i}") for i in (1, 2))
+    assert first["lost"] == [{"step": 24, "ranks": [1], "left": 2, "resumed": 20, "from": "memory"}]
+    assert second["ranks"] == 2 and "lost" not in second and (tmp_path / "run" / "folds.json").is_file()
 
 
 CODES = """if True:

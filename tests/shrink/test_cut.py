@@ -18,7 +18,7 @@ from mpitrain.cli import main
 from mpitrain.config import load_run, made_config
 from mpitrain.data import Transforms, write_shards
 from mpitrain.errors import ConfigError, NumericsError, ShapeError, UsageError
-from mpitrain.models.gpt2 import _gpt2
+from mpitrain.models.gpt2_sizes import _gpt2
 from mpitrain.plan.flops import count
 from mpitrain.shrink.costs import cost, work
 from mpitrain.shrink.cut import Chosen, choose, transfer

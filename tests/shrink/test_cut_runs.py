@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launch import mpirun
+from standing import mpirun
 
 from mpitrain.cli import main
 from mpitrain.config import load_run

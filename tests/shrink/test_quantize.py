@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import mpirun
+from standing import mpirun
 
 from mpitrain import nn
 from mpitrain.cli import main

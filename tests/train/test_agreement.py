@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from launch import ROOT, Job, Result, clean_environment, find_mpirun
-from runs import SMALL, record, start, train, write
+from runs import SMALL, record, start, write
+from standing import train
 
 from mpitrain.checkpoint import folders
 from mpitrain.checkpoint.copies import RATES, Difference

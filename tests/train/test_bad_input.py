@@ -9,9 +9,11 @@ import sys
 import h5py
 import numpy as np
 import pytest
+import runs
 from launch import ROOT, Job, clean_environment, find_mpirun, mpirun
 from psutil import Process
-from runs import SMALL, lines, record, start, train, write
+from runs import SMALL, lines, record, start, write
+from standing import train
 
 from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.manifest import load
@@ -242,7 +244,7 @@ def net():
     return nn.Sequential(("flatten", nn.Flatten()), ("f", Faulty()), ("first", nn.Linear(64, 10)))
 """)
     text = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"')
-    result = refused(train(3, write(tmp_path, text), "run.out=a"), 70, "E_USER", "rank=1/3",
+    result = refused(runs.train(3, write(tmp_path, text), "run.out=a"), 70, "E_USER", "rank=1/3",
                      "ZeroDivisionError at net.py:9 in forward: on purpose")
     assert (tmp_path / "a/errors/rank-1.json").is_file() and result.orphans == ()
 

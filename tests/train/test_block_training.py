@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launch import mpirun
-from runs import ok, record, train, write
+from runs import ok, record, write
+from standing import mpirun, train
 
 import mpitrain
 from mpitrain.checkpoint import store

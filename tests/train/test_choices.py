@@ -5,7 +5,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from runs import SMALL, record, train, write
+from runs import SMALL, record, write
+from standing import train
 
 from mpitrain.checkpoint import store
 

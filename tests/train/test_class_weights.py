@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import lines, record, refused, train, write
+from runs import lines, record, refused, write
+from standing import train
 
 
 def run(tmp_path: Path, n: int, out: str, weight: Any, *more: str) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import mpirun
-from runs import lines, train, write
+from runs import lines, write
+from standing import mpirun, train
 
 GPT = """
 [model]

@@ -5,7 +5,8 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
-from runs import steps, train, write
+from runs import steps, write
+from standing import train
 
 MINE = '''
 import numpy as np

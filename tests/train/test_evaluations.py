@@ -10,8 +10,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from launch import mpirun
-from runs import SMALL, lines, many, ok, record, train, write
+from runs import SMALL, lines, many, ok, record, write
+from standing import mpirun, train
 
 from mpitrain.config import load_config
 from mpitrain.data import write_shards

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from launch import Result
-from runs import SMALL, mpirun, record, steps, train, write
+from runs import SMALL, mpirun, record, steps, write
+from standing import train
 
 from mpitrain.checkpoint import store
 from mpitrain.parallel.policies.choose import change

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import lines, mpirun, record, train, without_times, write
+from runs import lines, mpirun, record, without_times, write
+from standing import train
 
 from mpitrain.errors import ConfigError, DesyncError
 from mpitrain.train.machine import fingerprint

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from launch import mpirun
+from standing import mpirun
 
 from mpitrain import nn
 from mpitrain.checkpoint import store

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runs import lines, record, train, without_times, write
+from runs import lines, record, without_times, write
+from standing import train
 
 LAYOUT = ("train.reproducible=layout", "train.micro_batches=4", "optimizer.schedule=constant")
 MODEL = '''

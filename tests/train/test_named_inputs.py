@@ -5,7 +5,8 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
-from runs import many, ok, record, refused, train, write
+from runs import many, ok, record, refused, write
+from standing import train
 
 import mpitrain
 from mpitrain.autograd import Tensor

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import SMALL, batch, lines, marks, ok, record, refused, steps, train, without_times, write
+import runs
+from runs import SMALL, batch, lines, marks, ok, record, refused, steps, without_times, write
+from standing import train
 
 OWN = 'name = "net.py:net"'
 MLP = 'name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10'
@@ -129,7 +131,7 @@ def test_a_count_that_is_no_number_of_terms_is_refused(count: str) -> None:
 @pytest.mark.promise("D1")
 def test_a_step_without_terms_and_a_model_without_parameters_are_refused(tmp_path: Path) -> None:
     config = own(tmp_path, LOSS.format("-log_p.sum()") + "    def count(self, target): return 0\n")
-    refused(train(2, config, "train.loss=net.py:Mine"), 78, "E_CONFIG", "step=1",
+    refused(runs.train(2, config, "train.loss=net.py:Mine"), 78, "E_CONFIG", "step=1",
             "is 0 for all samples of the step, whose loss is")
     config = own(tmp_path, "def net(): return nn.ReLU()\n")
     refused(train(1, config), 78, "E_CONFIG", "ReLU, has nothing to train: it has no parameters")
@@ -248,7 +250,7 @@ def test_targets_and_inputs_of_another_kind_say_what_to_store_or_write(tmp_path:
 def test_an_error_in_a_step_of_an_own_forward_has_its_line(tmp_path: Path) -> None:
     config = own(tmp_path, "class Net(nn.Linear):\n    def forward(self, x):\n        y = super().forward(x.reshape(-1, 64))\n"
                            "        first = y[0]\n        y[:, 1] = 0\n        return y + first\ndef net(): return Net(64, 10)\n")
-    refused(train(1, config), 70, "E_GRAPH", "step=1", "at net.py:8 in forward", "or change a copy, x = x.clone()")
+    refused(runs.train(1, config), 70, "E_GRAPH", "step=1", "at net.py:8 in forward", "or change a copy, x = x.clone()")
 
 
 @pytest.mark.promise("D1")

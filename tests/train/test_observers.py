@@ -6,7 +6,8 @@ import json
 import signal
 
 import pytest
-from runs import record, start, train, write
+from runs import record, start, write
+from standing import train
 
 from mpitrain.errors import ConfigError
 from mpitrain.train import Observer

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from launch import ROOT, Result
-from runs import SMALL, mpirun, record, steps, train, write
+from runs import SMALL, mpirun, record, steps, write
+from standing import train
 
 SGD = ("optimizer.name=sgd", "optimizer.momentum=0", "optimizer.clip_norm=0", "log.every=1")
 

@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch import Result, mpirun
-from runs import SMALL, lines, record, start, train, without_times, write
+from launch import Result
+from runs import SMALL, lines, record, start, without_times, write
+from standing import mpirun, train
 
 DEEP = SMALL.replace("[32]", "[32, 24, 16, 16]").replace("batch_size = 48", "batch_size = 48\nmicro_batches = 8")
 LAYOUT = ("train.reproducible=layout", "optimizer.schedule=constant")

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from launch import Result, mpirun
-from runs import SMALL, lines, record, steps, train, without_times, write
+from launch import Result
+from runs import SMALL, lines, record, steps, without_times, write
+from standing import mpirun, train
 
 from mpitrain.checkpoint import store
 from mpitrain.config import load_config

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 from launch import ROOT
-from runs import ok, record, steps, train, without_times, write
+from runs import ok, record, steps, without_times, write
+from standing import train
 
 from mpitrain.checkpoint import choosing, store
 from mpitrain.checkpoint.manifest import Checkpoint

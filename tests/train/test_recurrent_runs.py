@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runs import ok, record, steps, train, write
+from runs import ok, record, steps, write
+from standing import train
 
 from mpitrain.data.importers import import_text
 

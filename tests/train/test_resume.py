@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import resume_table
-from launch import Result, mpirun
+from launch import Result
 from resume_table import CASES, Case
-from runs import record, train, write
+from runs import record, write
+from standing import mpirun, train
 
 PROGRAM = Path(resume_table.__file__)
 RANKS = (1, 2)

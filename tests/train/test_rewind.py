@@ -7,8 +7,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from launch import mpirun
-from runs import SMALL, batch, marks, ok, record, refused, steps, train, without_times, write
+from runs import SMALL, batch, marks, ok, record, refused, steps, without_times, write
+from standing import mpirun, train
 
 NET = """
 import numpy as np

@@ -6,7 +6,8 @@ import signal
 
 import numpy as np
 import pytest
-from runs import SMALL, lines, record, start, steps, train, without_times, write
+from runs import SMALL, lines, record, start, steps, without_times, write
+from standing import train
 
 from mpitrain.checkpoint import folders, store
 from mpitrain.checkpoint.folders import remove_ours

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from runs import lines, record, refused, train, without_times, write
+from runs import lines, record, refused, without_times, write
+from standing import train
 from test_checkpoint_faults import small_disk  # noqa: F401  (a fixture)
 
 from mpitrain.checkpoint import folders, store

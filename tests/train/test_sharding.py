@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from launch import mpirun
-from runs import SMALL, record, start, train, write
+from runs import SMALL, record, start, write
+from standing import train
 
 pytestmark = pytest.mark.timeout(120)
 

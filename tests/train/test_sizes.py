@@ -5,7 +5,8 @@ from __future__ import annotations
 import h5py
 import numpy as np
 import pytest
-from runs import SMALL, many, ok, record, train, write
+from runs import SMALL, many, ok, record, write
+from standing import train
 
 from mpitrain.config import load_config
 from mpitrain.data.importers import import_text
@@ -72,6 +73,16 @@ def test_a_text_says_its_vocabulary(tmp_path):
 def test_rows_say_sizes(tmp_path, shape, parameters, found):
     arrays(tmp_path, np.ones((10, *shape), np.float32), np.arange(10) % 4)
     assert sized(tmp_path, parameters) == found
+
+
+@pytest.mark.parametrize(("name", "more", "found"), [
+    ("fcn", "", 2), ("inception_time", "", 2), ("tcn", "channels = [4]", 2), ("lstm", "hidden = 4", 2), ("gru", "hidden = 4", 2),
+    ("graphsage", "samples = [11]\nhidden = [4]", 2), ("mlp", "hidden = [4]", 24)])
+def test_the_inputs_of_a_model_of_positions_are_those_at_each(tmp_path, name, more, found):
+    arrays(tmp_path, np.ones((10, 12, 2), np.float32), np.arange(10) % 4)
+    config = load_config(write(tmp_path, f'[model]\nname = "{name}"\n{more}\n[data]\npath = "d.h5"\n[train]\nsteps = 1'), [])
+    assert with_sizes(config, open_data(config)).model.arguments["inputs"] == found
+    inspect_config(config, 1)
 
 
 def test_targets_of_a_regression_say_the_outputs(tmp_path):

@@ -12,9 +12,10 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-from launch import ROOT, mpirun
+from launch import ROOT
 from real_data import real
 from runs import SMALL, record
+from standing import mpirun
 
 from mpitrain.config import load_config
 from mpitrain.data import Dataset, describe
