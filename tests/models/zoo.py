@@ -174,17 +174,17 @@ def like_torch(ours: nn.Module, theirs: Any, *x: Any, names: Any = None, change:
             p.grad = None
         y.backward(weights)
         wanted.backward(torch.from_numpy(weights))
-        _same_gradients(ours, theirs, pairs, change or {}, gradients, mode)
+        floor = _same_gradients(ours, theirs, pairs, change or {}, gradients, mode)
         for i, (a, b) in enumerate(zip(mine, other)):
             if b.grad is not None:
-                _near(a.grad, b.grad.numpy(), gradients, f"the gradient of input {i} in {mode} mode")
+                _near(a.grad, b.grad.numpy(), gradients, f"the gradient of input {i} in {mode} mode", floor)
         leaves = _leaves(theirs)
         for name, buffer in ours.named_buffers():
             if name in pairs:
                 _near(buffer.data, leaves[pairs[name]].detach().numpy(), forward, f"{name} after a pass in {mode} mode")
 
 
-def _same_gradients(ours: nn.Module, theirs: Any, pairs: Mapping[str, str], change: Changes, bar: float, mode: str) -> None:
+def _same_gradients(ours: nn.Module, theirs: Any, pairs: Mapping[str, str], change: Changes, bar: float, mode: str) -> float:
     wanted = {name: p.grad.numpy() for name, p in theirs.named_parameters() if p.grad is not None}
     floor = 1e-3 * max(np.abs(grad).max() for grad in wanted.values())
     for name, p in ours.named_parameters():
@@ -194,6 +194,7 @@ def _same_gradients(ours: nn.Module, theirs: Any, pairs: Mapping[str, str], chan
                 grad = function(grad) if re.fullmatch(pattern, name) else grad
             assert p.grad is not None, f"no gradient of {name} in {mode} mode"
             _near(p.grad, grad, bar, f"the gradient of {name} in {mode} mode", floor)
+    return floor
 
 
 def _near(found: Any, wanted: Any, bar: float, what: str, floor: float = 0.0) -> None:
