@@ -16,7 +16,7 @@ from typing import Any
 
 from mpitrain.checkpoint import claim, folders
 from mpitrain.errors import LostFolderError, OutputError, print_warning
-from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, storage_error, sync_folder, write_file
+from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, replace_file, storage_error
 
 FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
 ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.(json|stack\.txt)")
@@ -227,14 +227,7 @@ class RunFolder:
     def write_text(self, path: Path, text: str) -> None:
         """Replace one of the run's files: a reader, or a crash, sees the old text or the new one."""
         self.refuse_lost()
-        work = path.with_name(path.name + UNFINISHED)
-        try:
-            work.unlink(missing_ok=True)                  # a killed run may have left one
-            write_file(work, [text.encode()])
-            os.replace(work, path)
-        except OSError as error:
-            raise storage_error(error, "writing", path) from error
-        sync_folder(self.path)
+        replace_file(path, text, UNFINISHED)
 
     def write_json(self, path: Path, values: Any) -> None:
         """`write_text` of `values` as JSON, indented for people."""

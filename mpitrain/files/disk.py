@@ -85,6 +85,21 @@ def write_file(path: Path, chunks: Sequence[bytes | memoryview], error_of: Calla
         raise error_of(error, doing, path, offset=position, needed=size) from error
 
 
+def replace_file(path: Path, text: str, suffix: str = ".tmp") -> None:
+    """Makes `text` the content of `path`: a reader, or a crash, sees the old text or the new one. One process writes at a time.
+
+    `suffix` ends the name of the file while it is written. OutputError or StorageError where it cannot be.
+    """
+    work = path.with_name(path.name + suffix)
+    try:
+        work.unlink(missing_ok=True)                    # a killed process may have left one
+        write_file(work, [text.encode()])
+        os.replace(work, path)
+    except OSError as error:
+        raise storage_error(error, "writing", path) from error
+    sync_folder(path.parent)
+
+
 def reserve(fd: int, size: int, *, with_zeros: bool = False) -> None:
     """Make the file `size` bytes long, with space behind them where the file system can promise that.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -15,7 +14,7 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.config import Config, changed
 from mpitrain.errors import OutputError, UsageError
-from mpitrain.files.disk import storage_error, write_file
+from mpitrain.files.disk import replace_file
 
 if TYPE_CHECKING:
     from mpitrain.run import Trained
@@ -80,13 +79,7 @@ def refuse_table(path: Path) -> None:
 def write_table(path: Path, text: str) -> None:
     """Replaces the file; a reader sees the old text or the new one. OutputError or StorageError where it cannot."""
     refuse_table(path)
-    work = path.with_name(path.name + ".tmp")
-    try:
-        work.unlink(missing_ok=True)
-        write_file(work, [text.encode()])
-        os.replace(work, path)
-    except OSError as error:
-        raise storage_error(error, "writing", path) from error
+    replace_file(path, text)
 
 
 def refuse_split(config: Config, *, stratified: bool) -> None:
