@@ -50,7 +50,7 @@ class Memory(Observer):
         away = self.job.config.optimizer.offload != "none"
         gradients = sum(arena.nbytes for arena in reducer.arenas)
         of_optimizer = optimizer.nbytes
-        copies = sum(getattr(observer, "copied_bytes", 0) for observer in self.job.trainer.observers)
+        copies = sum(observer.copied_bytes for observer in self.job.trainer.observers)
         use = Use(parameters.nbytes, gradients, 0 if away else of_optimizer, of_optimizer if away else 0, None, None, copies)
         pool = pool_in_use()
         if pool is None or policy.layout.device.name != "cpu":

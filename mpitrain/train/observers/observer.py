@@ -32,6 +32,8 @@ class Observer:
     without. Its changes (a parameter, the learning rate) are its own affair: the run does not look.
     """
 
+    copied_bytes = 0                 # of the copies of the weights that it keeps, for the table of memory
+
     def begin(self, run: Watched) -> None:
         """The run is about to start; its folder is there."""
 
