@@ -9,14 +9,13 @@ import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor, no_grad
-from mpitrain.backend import Array, array_module, asnumpy
+from mpitrain.backend import NO_CLASS, Array, asnumpy, class_of_rows
 from mpitrain.data import Transforms
 from mpitrain.errors import UsageError
 
 OUTPUTS = "outputs"
 CLASSES = "classes"
 NAMES = (OUTPUTS, CLASSES, "probabilities")
-NO_CLASS = -1                                     # the class of outputs that are NaN
 
 
 class Words(NamedTuple):
@@ -66,8 +65,7 @@ def undone(transforms: Transforms, said: Words = OPTIONS) -> Transforms:
 
 def largest(outputs: Array) -> Any:
     """The class of the largest output of each row, int64: the first of equal ones, NO_CLASS where one is NaN."""
-    unknown = array_module(outputs).isnan(outputs).any(axis=-1)
-    return np.where(asnumpy(unknown), NO_CLASS, asnumpy(outputs.argmax(axis=-1)).astype(np.int64))
+    return asnumpy(class_of_rows(outputs))
 
 
 def softmax(outputs: Array) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Tensor
-from mpitrain.backend import array_module
+from mpitrain.backend import NO_CLASS, array_module
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config
@@ -27,7 +27,7 @@ from mpitrain.data.series import SeriesWindows
 from mpitrain.data.shards import Fields
 from mpitrain.errors import OutputError, print_warning
 from mpitrain.infer import output
-from mpitrain.infer.forms import CLASSES, NO_CLASS, Form, form, undone
+from mpitrain.infer.forms import CLASSES, Form, form, undone
 from mpitrain.infer.recorded import ByRows, Recorded
 from mpitrain.infer.rows import chunk_rows, refuse_rows, trained_on
 from mpitrain.placement import zigzag

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpitrain.arguments import call_with
+from mpitrain.backend import NO_CLASS, class_of_rows
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.registry import Registry, named
 
@@ -94,13 +95,13 @@ class Seen:
 
     @cached_property
     def predicted(self) -> Values:
-        """The classes of the largest outputs (N,), int64; of binary targets, whether the probability is more than one half; -1,
-        which no label is, where an output is NaN."""
+        """The classes of the largest outputs (N,), int64; of binary targets, whether the probability is more than one half;
+        NO_CLASS where an output is NaN."""
         if self.classes:
-            place = self.given.argmax(axis=1)                # that of a NaN, where there is one
-            return np.where(np.isnan(self.given[np.arange(len(place)), place]), -1, place)
+            found: Values = class_of_rows(self.given)
+            return found
         z = self.given.reshape(-1)
-        return np.where(np.isnan(z), -1, (z > (0.5 if self.outputs_are == "probabilities" else 0.0)).astype(np.int64))
+        return np.where(np.isnan(z), NO_CLASS, (z > (0.5 if self.outputs_are == "probabilities" else 0.0)).astype(np.int64))
 
     @cached_property
     def log_probabilities(self) -> Values:

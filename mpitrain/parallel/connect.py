@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.backend import Array, Device, array_module
+from mpitrain.backend import Array, Device, class_of_rows
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.nn import Sequential
@@ -98,14 +98,12 @@ class ParallelContext:
         return cut_loss(loss, self.placement.head, self.group)
 
     def classes(self, output: Array) -> Array:
-        """The class of the largest output of each row, -1 where one is NaN; called alike by the ranks that hold the model's last
-        block."""
+        """The class of the largest output of each row, NO_CLASS where one is NaN; called alike by the ranks that hold the
+        model's last block."""
         if self.placement.head is not None and self.group is not None:
             from mpitrain.parallel.layers.tensor_loss import largest
             return largest(output, self.group, self.placement.head.first)
-        xp = array_module(output)
-        place = xp.argmax(output, axis=-1)                    # That of a NaN, where there is one.
-        found: Array = xp.where(xp.isnan(xp.take_along_axis(output, place[..., None], axis=-1)[..., 0]), -1, place)
+        found: Array = class_of_rows(output)
         return found
 
     def whole_outputs(self, output: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import NO_CLASS, Array, array_module
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.kernels import rows
 from mpitrain.nn.loss import CrossEntropy
@@ -94,8 +94,8 @@ def cut_loss(loss: Any, head: Layer | None, group: Group | None) -> Any:
 
 
 def largest(output: Array, group: Group, first: int) -> Array:
-    """The class of the largest of the ranks' outputs (..., C) in each row: the first of equal ones, as `argmax` has it, -1 where
-    one is NaN."""
+    """The class of the largest of the ranks' outputs (..., C) in each row: the first of equal ones, as `argmax` has it,
+    NO_CLASS where one is NaN."""
     xp = array_module(output)
     shape = output.shape[:-1]
     table = xp.zeros((group.size, 2, int(np.prod(shape))), xp.float64)
@@ -104,4 +104,4 @@ def largest(output: Array, group: Group, first: int) -> Array:
     table = group.sum(table, "largest outputs")
     rank = table[:, 0].argmax(axis=0)
     value, place = table[rank, :, xp.arange(table.shape[2])].T
-    return xp.where(xp.isnan(value), -1, place).astype(xp.int64).reshape(shape)
+    return xp.where(xp.isnan(value), NO_CLASS, place).astype(xp.int64).reshape(shape)
