@@ -14,10 +14,12 @@ import numpy as np
 from mpitrain.backend.cache import one_at_a_time, prepare_numba
 from mpitrain.backend.namespace import array_module
 from mpitrain.backend.native import VARIABLE, load, wanted
+from mpitrain.backend.runtime import runtime
 from mpitrain.errors import ConfigError
 
 Function = Callable[..., Any]
 Factory = Callable[[], Function | None]
+FORMATS = frozenset(("float32", "float64", "bfloat16", "float16"))     # what device versions take
 SOUND = "-enable-scoped-noalias=false"       # to LLVM: see obey_no_scopes
 KERNELS: dict[str, Kernel] = {}              # tests run each compiled version against its reference
 
@@ -26,20 +28,31 @@ class Kernel:
     """`reference` works on any arrays and defines the result; on arrays of NumPy a compiled version is faster: `c` or `numba`.
 
     Both are factories, called at the first use, so that importing compiles nothing. C's answers None where its version cannot be
-    had (no compiler); then Numba's serves, and where that is not there either (or MPITRAIN_KERNELS=numpy), the reference. The
-    first argument decides where the kernel runs.
+    had (no compiler); then Numba's serves, and where that is not there either (or MPITRAIN_KERNELS=numpy), the reference. On
+    arrays of a device it is the version of that name in ``kernels/device``, where there is one for their format. The first
+    argument decides where the kernel runs.
     """
 
     def __init__(self, name: str, reference: Function, host: Factory = lambda: None, numba: Factory = lambda: None):
         self.name, self.reference, self.numba = name, reference, numba
+        self._on_device: dict[Any, Function] = {}
         self.host = cache(lambda: host() or (numba() if has_numba() else None))
         assert name not in KERNELS, f"kernel {name!r} defined twice"
         KERNELS[name] = self
 
     def __call__(self, *arguments: Any) -> Any:
         first = arguments[0]
-        version = self.host() if type(first) is np.ndarray or array_module(first) is np else None
+        version = self.host() if type(first) is np.ndarray or (module := array_module(first)) is np else self.device(first, module)
         return (version or self.reference)(*arguments)
+
+    def device(self, first: Any, module: Any) -> Function | None:
+        """The version for arrays of a device, of which `first` is one; None where the reference serves."""
+        found = self._on_device.get(module)
+        if found is None:
+            from mpitrain.kernels.device import version_of
+            usable = runtime(module.__name__) is not None
+            found = self._on_device[module] = (version_of(self.name) if usable else None) or self.reference
+        return found if getattr(first, "dtype", None) is not None and first.dtype.name in FORMATS else None
 
 
 @cache

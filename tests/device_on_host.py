@@ -1,0 +1,81 @@
+"""The runtime of the stand-in for a GPU: kernels of native/device, built by the C++ compiler with on_host.h, on the CPU.
+
+    from device_on_host import OnHost
+    OnHost().function("pointwise", "relu_float32")((1,), 256, [x, y, 9], 0)
+
+Arguments are checked by `mpitrain.kernels.device.code` before; arrays are those of `fakegpu`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+import threading
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from mpitrain.backend.cache import cache_folder, one_at_a_time
+from mpitrain.backend.runtime import Grid, Launch, device_folder
+
+FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-DON_HOST", "-w", "-fvisibility=hidden",
+         "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-U_FORTIFY_SOURCE")
+WRONG = {1: "threads of a block wait for others that never come", 2: "no GPU launches such a grid, or so much shared memory"}
+INTEGERS, DOUBLES = 24, 8
+
+
+@cache
+def compiler() -> str | None:
+    return next(filter(None, map(shutil.which, (os.environ.get("CXX", "g++"), "g++", "clang++"))), None)
+
+
+@cache
+def library(source: str) -> ctypes.CDLL:
+    """The source as a library of the host; compiled once for each content of the folder."""
+    folder, found = device_folder(), compiler()
+    assert found is not None, "no C++ compiler"
+    digest = hashlib.sha256(" ".join([found, *FLAGS]).encode())
+    for path in [*sorted(folder.glob("*.h")), folder / f"{source}.cu"]:
+        digest.update(path.read_bytes())
+    made = cache_folder() / f"device-{source}-{digest.hexdigest()[:20]}.so"
+    with one_at_a_time(made.stem):
+        if not made.exists():
+            partial = made.with_suffix(f".{os.getpid()}.tmp")
+            subprocess.run([found, *FLAGS, f"-I{folder}", "-x", "c++", str(folder / f"{source}.cu"), "-o", str(partial)], check=True)
+            partial.replace(made)
+    return ctypes.CDLL(str(made))
+
+
+class OnHost:
+    """Runs one kernel at a time: fibres belong to the library. Every launch is counted in `launched`, by kernel."""
+
+    def __init__(self) -> None:
+        self.launched: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def function(self, source: str, name: str) -> Launch | None:
+        if compiler() is None:
+            return None
+        code = library(source)
+        address = ctypes.cast(getattr(code, name), ctypes.c_void_p)
+
+        def launch(grid: Grid, threads: int, arguments: Sequence[Any], shared: int) -> None:
+            integers: list[int] = []
+            doubles: list[float] = []
+            for x in arguments:
+                if isinstance(x, float):
+                    doubles.append(x)
+                else:
+                    integers.append(0 if x is None else x if isinstance(x, int) else x._memory.ctypes.data)
+            assert len(integers) <= INTEGERS and len(doubles) <= DOUBLES, f"{name} has more arguments than on_host.h passes"
+            whole = (*grid, 1, 1)[:3]
+            with self._lock:
+                self.launched[name] = self.launched.get(name, 0) + 1
+                answer = code.run_on_host(
+                    address, (ctypes.c_uint * 3)(*whole), (ctypes.c_uint * 3)(threads, 1, 1), ctypes.c_int64(shared),
+                    (ctypes.c_int64 * INTEGERS)(*integers), (ctypes.c_double * DOUBLES)(*doubles))
+            assert not answer, f"{name}, grid {whole}, {threads} threads: {WRONG[answer]}"
+        return launch
