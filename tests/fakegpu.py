@@ -4,7 +4,8 @@
     y = ops.relu(put(np.ones(3)))          # a DeviceArray; an `np.zeros` inside the op would raise TypeError
 
 Like CuPy: `xp.asarray` is the one way in and `get()` the one way out; a full reduction gives a 0-d array, not a scalar;
-numbers may be mixed in. Unlike CuPy it computes on the host, so it says nothing about speed or about missing functions.
+numbers may be mixed in. Kernels of native/device run on it as on a GPU, on the CPU (`device_on_host`). Unlike CuPy it computes on
+the host, so it says nothing about speed or about missing functions; and memory of `xp.empty` is NaN, or a large integer.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_on_host import OnHost
 
 from mpitrain.backend.namespace import MODULES
+from mpitrain.backend.runtime import RUNTIMES
 
 
 class DeviceArray:
@@ -135,6 +138,14 @@ class _Module:
 
     array = asarray
 
+    @staticmethod
+    def empty(shape: Any, dtype: Any = float) -> DeviceArray:
+        return DeviceArray(_poisoned(np.empty(shape, dtype)))
+
+    @staticmethod
+    def empty_like(like: DeviceArray, dtype: Any = None) -> DeviceArray:
+        return DeviceArray(_poisoned(np.empty_like(like._memory, dtype)))
+
     def __getattr__(self, name: str) -> Any:
         found = getattr(np, name)
         if isinstance(found, ModuleType):         # xp.fft.rfft
@@ -142,9 +153,20 @@ class _Module:
         return _on_device(found) if callable(found) and not isinstance(found, type) else found
 
 
+def _poisoned(memory: np.ndarray) -> np.ndarray:
+    """Its bytes are such that floats are NaN and integers 0x7fff..., which tells who reads what nobody has written."""
+    dims = sorted(range(memory.ndim), key=lambda dim: -memory.strides[dim])
+    numbers = memory.transpose(dims).reshape(-1).view(f"u{memory.itemsize}") if memory.itemsize in (1, 2, 4, 8) else None
+    if numbers is not None and memory.dtype.kind != "b":
+        numbers[...] = (1 << 8 * memory.itemsize - 1) - 1
+    return memory
+
+
 xp = _Module()
 put = xp.asarray
+runtime = OnHost()
 MODULES[DeviceArray] = xp
+RUNTIMES["fakegpu"] = lambda: runtime
 
 
 # Tests that take `device` run on the stand-in everywhere and on real CuPy where `make test-gpu` finds one.

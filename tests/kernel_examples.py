@@ -254,3 +254,9 @@ EXAMPLES: dict[str, Example] = {
     "window_total": of_shapes((2, 3, 6, 5), then=(ROWS, COLUMNS), tolerance=1e-6),
     "window_total_gradient": of_shapes((2, 3, 4, 3), then=(ROWS, COLUMNS), tolerance=1e-6),
 }
+
+
+# More arguments for the device versions alone: paths that the examples above do not take. float32 among the dtypes of an example
+# means that it is tried in 16 bits, too.
+DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+}

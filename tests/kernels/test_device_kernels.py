@@ -1,0 +1,106 @@
+"""Every kernel that has a device version: that version, run on the CPU, against the plain-array expression that defines it.
+
+The same source is device code elsewhere (tests/kernels/test_cubins.py). Sizes are odd; what a kernel should write is NaN before;
+arguments are those of `kernel_examples`, in four formats.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from device_on_host import compiler
+from fakegpu import DEVICES, DeviceArray, open_device, put
+from kernel_examples import DEVICE_EXAMPLES, EXAMPLES, Example
+
+import mpitrain.kernels
+from mpitrain.kernels import KERNELS
+from mpitrain.kernels.device import FILES, version_of
+
+for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
+    importlib.import_module(f"mpitrain.kernels.{module.name}")
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+DTYPES = {"float32": np.dtype("float32"), "float64": np.dtype("float64"), "float16": np.dtype("float16"),
+          "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+LEAST = {"float32": 3e-6, "float64": 1e-13, "float16": 4e-3, "bfloat16": 3e-2}          # relative to the largest of a result
+CASES = [(name, dtype, i) for name in sorted(FILES) for i, example in enumerate([EXAMPLES[name], *DEVICE_EXAMPLES.get(name, ())])
+         for dtype in (DTYPES if "float32" in example.dtypes else example.dtypes)]
+
+
+def example_of(name: str, i: int) -> Example:
+    return [EXAMPLES[name], *DEVICE_EXAMPLES.get(name, ())][i]
+
+
+def moved(value: Any, change: Any) -> Any:
+    """Arguments or results with `change` made to their arrays, those within tuples, lists and dataclasses too."""
+    if isinstance(value, np.ndarray | DeviceArray):
+        return change(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        made = copy.copy(value)
+        for name, part in vars(value).items():
+            object.__setattr__(made, name, moved(part, change))
+        return made
+    if isinstance(value, tuple | list):
+        parts = [moved(part, change) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
+
+
+def arrays_of(value: Any) -> list[np.ndarray]:
+    found: list[np.ndarray] = []
+    moved(value, found.append)
+    return found
+
+
+def as_dtype(dtype: np.dtype[Any]) -> Any:
+    most = 200.0 if dtype == "float16" else np.inf            # squares of what float16 holds are beyond it
+    return lambda x: x.clip(-most, most).astype(dtype) if x.dtype.kind == "f" else x.astype(dtype) if x.dtype.kind == "V" else x
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("name", "dtype", "i"), CASES)
+def test_a_device_version_equals_the_reference(name: str, dtype: str, i: int, device: str) -> None:
+    _, move, _ = open_device(device)
+    kernel, version, example = KERNELS[name], version_of(name), example_of(name, i)
+    assert version is not None
+    made_in = dtype if dtype in example.dtypes else "float32"
+    arguments = example.arguments(np.random.default_rng(1), np.dtype(made_in))
+    arguments = moved(arguments, as_dtype(DTYPES[dtype]))
+    given = moved(copy.deepcopy(arguments), move)
+    expected = moved(copy.deepcopy(arguments), as_dtype(np.dtype("float64")))
+    found, wanted = version(*given), kernel.reference(*expected)
+    tolerance = max(LEAST[dtype], example.tolerance * (1e-6 if dtype == "float64" else 1))
+    back = [moved(part, lambda x: x.get() if not isinstance(x, np.ndarray) else x) for part in (found, given)]
+    for made, right in zip([*arrays_of(back[0]), *arrays_of(back[1])], [*arrays_of(wanted), *arrays_of(expected)], strict=True):
+        assert made.shape == right.shape
+        if right.size and right.dtype.kind == "f":
+            with np.errstate(over="ignore"):                       # float16 has no numbers beyond 65504
+                made, right = made.astype("float64"), right.astype(made.dtype if dtype == "float16" else "float64").astype("float64")
+            finite = np.isfinite(right)
+            np.testing.assert_array_equal(made[~finite], right[~finite])
+            scale = float(np.abs(right[finite]).max(initial=0)) or 1.0
+            assert float(np.abs(made[finite] - right[finite]).max(initial=0)) <= tolerance * scale
+        else:
+            np.testing.assert_array_equal(made, right)
+
+
+def test_a_kernel_without_a_device_version_runs_as_expressions_and_so_do_integers() -> None:
+    assert KERNELS["relu"](put(np.array([-1, 2]))).get().tolist() == [0, 2]
+
+
+def test_the_door_refuses_what_a_kernel_would_misread() -> None:
+    from mpitrain.kernels.device.pointwise import SOURCE
+    run = SOURCE.function("relu", "X:n X!:n in")
+    x, y = put(np.ones(5, "float32")), put(np.ones(5, "float32"))
+    for arguments, said in [((x, y, 6), "has 5 numbers"), ((x, put(np.ones(5)), 5), "is float64, expected float32"),
+                            ((put(np.ones((5, 2), "float32"))[:, 0], y, 5), "gaps"), ((x, np.ones(5), 5), "array of numpy"),
+                            ((x, y), "called with 2 arguments"), ((put(np.ones(5, "int32")), y, 5), "is int32"), ((x, 3, 5), "is int")]:
+        with pytest.raises(TypeError, match=said):
+            run((1,), 256, *arguments)
