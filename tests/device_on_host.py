@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+from device_counts import note
+
 from mpitrain.backend.cache import cache_folder, one_at_a_time
 from mpitrain.backend.runtime import Grid, Launch, device_folder
 
@@ -44,16 +46,16 @@ def library(source: str) -> ctypes.CDLL:
     with one_at_a_time(made.stem):
         if not made.exists():
             partial = made.with_suffix(f".{os.getpid()}.tmp")
-            subprocess.run([found, *FLAGS, f"-I{folder}", "-x", "c++", str(folder / f"{source}.cu"), "-o", str(partial)], check=True)
+            command = [found, *FLAGS, f"-I{folder}", "-x", "c++", str(folder / f"{source}.cu"), "-o", str(partial)]
+            subprocess.run(command, check=True)
             partial.replace(made)
     return ctypes.CDLL(str(made))
 
 
 class OnHost:
-    """Runs one kernel at a time: fibres belong to the library. Every launch is counted in `launched`, by kernel."""
+    """Runs one kernel at a time: fibres belong to the library. Launches are noted in `device_counts`."""
 
     def __init__(self) -> None:
-        self.launched: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def function(self, source: str, name: str) -> Launch | None:
@@ -73,7 +75,7 @@ class OnHost:
             assert len(integers) <= INTEGERS and len(doubles) <= DOUBLES, f"{name} has more arguments than on_host.h passes"
             whole = (*grid, 1, 1)[:3]
             with self._lock:
-                self.launched[name] = self.launched.get(name, 0) + 1
+                note(name)
                 answer = code.run_on_host(
                     address, (ctypes.c_uint * 3)(*whole), (ctypes.c_uint * 3)(threads, 1, 1), ctypes.c_int64(shared),
                     (ctypes.c_int64 * INTEGERS)(*integers), (ctypes.c_double * DOUBLES)(*doubles))

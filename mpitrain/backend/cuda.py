@@ -14,7 +14,7 @@ import cupy
 from mpitrain.backend.runtime import Grid, Launch, device_folder
 
 OPTIONS = ("--std=c++17", "--fmad=false")
-"""As the sources are written: a product and a sum are fused where `fmaf` says so, and nowhere else, so that bits are the host's."""
+"""A product and a sum are fused where a source says `fmaf`, and nowhere else, so that bits are the host's."""
 
 
 class Cuda:

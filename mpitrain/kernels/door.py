@@ -35,9 +35,9 @@ def slots_of(signature: str) -> tuple[Slot, ...]:
     """A signature taken apart. It has a word for each argument: ``d`` is a double, ``i`` an integer, ``in`` an integer that sizes
     call n. A capital is an array: X float32 or float64, F float32, D float64, H 16 bits, I int32, U uint32, L int64 or uint64, B
     bytes or booleans, M memory of any kind; S, on a device alone, the format that numbers of X are computed in. After it, ``?``
-    says that None may stand there, ``!`` that it is written to, and ``:mn`` that it has m n numbers or more (of M: bytes), where n
-    may be written as a number; ``/8`` divides what stands before it, rounded up; ``+`` joins terms. Where no size is written, the
-    body of the kernel must know it.
+    says that None may stand there, ``!`` that it is written to, and ``:mn`` that it has m n numbers or more (of M: bytes), where
+    n may be written as a number; ``/8`` divides what stands before it, rounded up; ``+`` joins terms. Where no size is written,
+    the body of the kernel must know it.
     """
     found = [re.fullmatch(r"d|i([a-zA-Z])?|([XSFDHIULBM])(\??)(!?)(?::([a-zA-Z0-9/+]+))?", word) for word in signature.split()]
     assert all(found), f"a signature says {signature!r}"

@@ -42,7 +42,8 @@ class Kernel:
 
     def __call__(self, *arguments: Any) -> Any:
         first = arguments[0]
-        version = self.host() if type(first) is np.ndarray or (module := array_module(first)) is np else self.device(first, module)
+        on_host = type(first) is np.ndarray or (module := array_module(first)) is np
+        version = self.host() if on_host else self.device(first, module)
         return (version or self.reference)(*arguments)
 
     def device(self, first: Any, module: Any) -> Function | None:

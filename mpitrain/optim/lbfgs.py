@@ -271,7 +271,7 @@ def dot(a: Array, b: Array) -> float:
 
 
 def largest(a: Array) -> float:
-    return float(abs(a).max(initial=0))
+    return float(abs(a).max()) if a.size else 0.0
 
 
 def total(a: Array) -> float:

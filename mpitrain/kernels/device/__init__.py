@@ -1,4 +1,4 @@
-"""Kernels on a GPU: the device versions of `mpitrain.kernels`, each a file that is imported when a device array first asks for it.
+"""Kernels on a GPU: the device versions of `mpitrain.kernels`, in files that are imported when a device array first asks.
 
     ROWS = Source("layer_norm")                                          # native/device/layer_norm.cu
     _row_norm = ROWS.function("row_norm", "X:rn X!:rn d ir in")          # its kernels row_norm_float32, ..., and what they take
@@ -22,7 +22,7 @@ FILES: dict[str, str] = {
                      "silu_and_slope", "relu_grad", "tanh_grad", "sigmoid_grad", "slope_grad"), "pointwise"),
     "column_sums": "sums",
 }
-"""The file of this folder that has the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
+"""The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
 VERSIONS: dict[str, Callable[..., Any]] = {}
 

@@ -27,9 +27,9 @@ class Anything:
 
 
 FORMATS = ("float32", "float64", "bfloat16", "float16")
-DTYPES: dict[str, Any] = {"X": FORMATS, "F": ("float32",), "D": ("float64",), "H": ("bfloat16", "float16", "int16", "uint16"), "I": ("int32",),
-          "U": ("uint32",), "L": ("int64", "uint64"), "B": ("uint8", "int8", "bool"),
-          "S": ("float32", "float64"), "M": Anything()}
+DTYPES: dict[str, Any] = {
+    "X": FORMATS, "F": ("float32",), "D": ("float64",), "H": ("bfloat16", "float16", "int16", "uint16"), "I": ("int32",),
+    "U": ("uint32",), "L": ("int64", "uint64"), "B": ("uint8", "int8", "bool"), "S": ("float32", "float64"), "M": Anything()}
 COMPUTED = {"float64": ("float64",), "float32": ("float32",), "bfloat16": ("float32",), "float16": ("float32",)}
 
 
