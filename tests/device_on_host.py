@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import device_graphs
 from device_counts import note
 
 from mpitrain.backend.cache import cache_folder, one_at_a_time
@@ -74,10 +75,14 @@ class OnHost:
                     integers.append(0 if x is None else x if isinstance(x, int) else x._memory.ctypes.data)
             assert len(integers) <= INTEGERS and len(doubles) <= DOUBLES, f"{name} has more arguments than on_host.h passes"
             whole = (*grid, 1, 1)[:3]
-            with self._lock:
-                note(name)
-                answer = code.run_on_host(
-                    address, (ctypes.c_uint * 3)(*whole), (ctypes.c_uint * 3)(threads, 1, 1), ctypes.c_int64(shared),
-                    (ctypes.c_int64 * INTEGERS)(*integers), (ctypes.c_double * DOUBLES)(*doubles))
-            assert not answer, f"{name}, grid {whole}, {threads} threads: {WRONG[answer]}"
+            note(name)
+            kept = [x for x in arguments if not isinstance(x, int | float)]          # their memory, while a graph has the launch
+
+            def work() -> None:
+                with self._lock:
+                    answer = code.run_on_host(
+                        address, (ctypes.c_uint * 3)(*whole), (ctypes.c_uint * 3)(threads, 1, 1), ctypes.c_int64(shared),
+                        (ctypes.c_int64 * INTEGERS)(*integers), (ctypes.c_double * DOUBLES)(*doubles))
+                assert not answer, f"{name}, grid {whole}, {threads} threads, {len(kept)} arrays: {WRONG[answer]}"
+            device_graphs.in_place(work)
         return launch

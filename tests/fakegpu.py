@@ -15,20 +15,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import ModuleType
 from typing import Any
 
+import device_graphs
+import fakecuda
 import numpy as np
 import pytest
 from cupy_signatures import FILE
-from device_counts import Counts, counted, launches_of, note
+from device_counts import SYNCS, Counts, counted, launches_of, note
 from device_on_host import OnHost
 
+from mpitrain.backend import namespace
 from mpitrain.backend.namespace import MODULES
 from mpitrain.backend.runtime import RUNTIMES
 
 __all__ = ["DEVICES", "Counts", "DeviceArray", "counted", "open_device", "put", "runtime", "xp"]
 TAKEN = json.loads(FILE.read_text())
+IN_PLACE = frozenset(("copyto", "fill", "add.at", "subtract.at", "maximum.at", "minimum.at", "put"))
 
 
 class DeviceArray:
@@ -41,14 +46,16 @@ class DeviceArray:
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         note(down=self._memory.nbytes, sync="get" if blocking else None)
+        if out is None or blocking:
+            device_graphs.forbidden("get")
         if out is None:
             return self._memory.copy()
-        out[...] = self._memory
+        device_graphs.in_place(partial(np.copyto, out, self._memory))
         return out
 
     def set(self, values: np.ndarray, stream: Any = None) -> None:
         note(up=values.nbytes)
-        self._memory[...] = values
+        device_graphs.in_place(partial(np.copyto, self._memory, values))
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("a device array was handed to NumPy; use .get() for a copy on the host")
@@ -74,12 +81,13 @@ class DeviceArray:
     def __getitem__(self, index: Any) -> Any:
         inside = _unwrap(index)
         _note_index(inside, "getitem")
-        return _wrap(self._memory[inside])
+        return _wrap(device_graphs.made(lambda: self._memory[inside], _poisoned, [self._memory]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         inside = _unwrap(index)
         _note_index(inside, "setitem", writes=True)
-        self._memory[inside] = _unwrap(value)
+        values = _unwrap(value)
+        device_graphs.in_place(lambda: self._memory.__setitem__(inside, values))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -106,6 +114,7 @@ class DeviceArray:
         return self._read("tolist").tolist()
 
     def _read(self, how: str) -> np.ndarray:
+        device_graphs.forbidden(how)
         note(down=self._memory.nbytes, sync=how)
         return self._memory
 
@@ -118,6 +127,7 @@ def _note_index(index: Any, name: str, writes: bool = False) -> None:
     parts = index if isinstance(index, tuple) else (index,)
     arrays = [part for part in parts if isinstance(part, np.ndarray) and part.ndim]
     if any(part.dtype == bool for part in arrays):
+        device_graphs.forbidden(f"{name} of a mask")
         note(f"{name} of a mask", 3, sync=f"{name} of a mask")
     elif arrays or any(isinstance(part, list) for part in parts):
         note(f"{name} of indices")
@@ -128,11 +138,14 @@ def _note_index(index: Any, name: str, writes: bool = False) -> None:
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: DeviceArray, *others: Any) -> Any:
         inside = [_unwrap(other) for other in others]
-        result = getattr(self._memory, name)(*inside)
+        work = partial(getattr(self._memory, name), *inside)
+        if name.startswith("__i") and name != "__invert__":
+            device_graphs.in_place(work)
+            note(name.strip("_"), launches_of(name, self._memory, [self._memory, *inside]))
+            return self
+        result = device_graphs.made(work, _poisoned, [])
         if result is not NotImplemented:
             note(name.strip("_"), launches_of(name, result, [self._memory, *inside]))
-        if name.startswith("__i") and name != "__invert__":
-            return self
         return result if result is NotImplemented else _wrap(result)
     return method
 
@@ -174,11 +187,18 @@ class _Function:
         if self._taken is not None:
             self._check(args, kwargs)
         inside = _unwrap(args)
-        result = self._function(*inside, **{key: _unwrap(value) for key, value in kwargs.items()})
-        given = inside if self._owner is None else (self._owner._memory, *inside)
-        note(self._name, launches_of(self._name, result, given))
+        work = partial(self._function, *inside, **{key: _unwrap(value) for key, value in kwargs.items()})
+        given = list(inside) if self._owner is None else [self._owner._memory, *inside]
         out = kwargs.get("out")
-        return out if out is not None else _wrap(result)
+        if self._name in SYNCS:
+            device_graphs.forbidden(self._name)
+        if out is not None or self._name in IN_PLACE:
+            device_graphs.in_place(work)
+            note(self._name, launches_of(self._name, given[0] if out is None else out._memory, given))
+            return out
+        result = device_graphs.made(work, _poisoned, [x for x in given if isinstance(x, np.ndarray)])
+        note(self._name, launches_of(self._name, result, given))
+        return _wrap(result)
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         most, keywords = self._taken["positional"], self._taken["keywords"]
@@ -198,6 +218,7 @@ class _Function:
 class _Module:
     __name__ = "fakegpu"
     ndarray = DeviceArray
+    cuda = fakecuda
 
     def __init__(self, inside: Any = np, prefix: str = ""):
         self._inside, self._prefix = inside, prefix
@@ -208,6 +229,7 @@ class _Module:
             return value if dtype is None or value.dtype == dtype else value.astype(dtype)
         if isinstance(value, list | tuple):
             value = _unwrap(value)
+        device_graphs.forbidden("to bring host memory up")
         made = np.array(value, dtype=dtype)
         note(up=made.nbytes)
         return DeviceArray(made)
@@ -248,6 +270,11 @@ put = xp.asarray
 runtime = OnHost()
 MODULES[DeviceArray] = xp
 RUNTIMES["fakegpu"] = lambda: runtime
+
+
+def instead_of_cupy() -> None:
+    """From now on `train.device = "gpu"` of this process is the stand-in."""
+    namespace._cupy = lambda: (xp, "")
 
 
 # Tests that take `device` run on the stand-in everywhere and on real CuPy where `make test-gpu` finds one.

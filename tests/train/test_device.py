@@ -1,9 +1,57 @@
 """A whole run on a device: the same losses as on the host."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from fakegpu import open_device
+from launch import mpirun
 from runs import steps, train, write
+
+PROGRAM = Path(__file__).with_name("device_program.py")
+GPT = """
+[model]
+name = "gpt"
+layers = 2
+heads = 2
+width = 16
+block = 8
+vocabulary = 17
+dropout = 0.1
+bias = true
+[data]
+path = "tokens"
+validation = "tail:0.2"
+[optimizer]
+name = "adamw"
+lr = 1e-3
+clip_norm = 1.0
+[train]
+steps = 6
+batch_size = 8
+micro_batches = 4
+eval_every = 3
+[log]
+every = 1
+progress_s = 0
+"""
+
+
+@pytest.mark.parametrize(("n", "model"), [(1, "mlp"), (2, "mlp"), (2, "gpt"), (2, "pp")])
+def test_a_run_on_the_stand_in_has_the_losses_of_the_host(tmp_path: Path, n: int, model: str) -> None:
+    """Whole runs: reading, steps with clipping and dropout, evaluation, checkpoints; messages of 2 ranks go through the host."""
+    if model == "mlp":
+        config, more = write(tmp_path), ["train.steps=12"]
+    else:
+        (tmp_path / "text.txt").write_text("the quick brown fox jumps over it " * 40)
+        assert mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=tmp_path).rc == 0
+        config, more = write(tmp_path, GPT), ["model.vocabulary=64", *(["mesh.pp=2", "model.dropout=0.0"] * (model == "pp"))]
+    assert train(n, config, *more, "run.out=cpu").rc == 0
+    result = mpirun(n, PROGRAM, "train", config, *more, "train.device=gpu", "run.out=gpu", cwd=tmp_path)
+    assert result.rc == 0, result.err
+    on_host, on_device = (steps(tmp_path / name) for name in ("cpu", "gpu"))
+    np.testing.assert_allclose([line["loss"] for line in on_device], [line["loss"] for line in on_host], rtol=2e-5)
+    np.testing.assert_allclose([line["grad_norm"] for line in on_device], [line["grad_norm"] for line in on_host], rtol=2e-4)
 
 
 @pytest.mark.gpu

@@ -1,0 +1,134 @@
+"""``xp.cuda`` of the stand-in: streams, events, pinned memory and graphs, all in the order of the program.
+
+Work on any stream is done at once, so a missing wait between two streams is not found here; waits of the host are counted.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import device_graphs
+import numpy as np
+from device_counts import note
+
+
+def is_available() -> bool:
+    return True
+
+
+class Device:
+    def __init__(self, number: int = 0):
+        self.id = number
+
+    def use(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        _wait("device")
+
+    @property
+    def compute_capability(self) -> str:
+        return "90"
+
+
+class runtime:                                    # noqa: N801  (CuPy's name)
+    @staticmethod
+    def getDeviceCount() -> int:                  # noqa: N802
+        return 1
+
+
+def _wait(what: str) -> None:
+    device_graphs.forbidden(f"to wait for the {what}")
+    note(sync=what)
+
+
+class Event:
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False):
+        self.seconds: float | None = None
+
+    def record(self, stream: Any = None) -> None:
+        def now() -> None:
+            self.seconds = time.perf_counter()
+        device_graphs.in_place(now)
+
+    @property
+    def done(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        _wait("event")
+
+
+def get_elapsed_time(first: Event, second: Event) -> float:
+    """Milliseconds."""
+    assert first.seconds is not None and second.seconds is not None, "an event was not recorded"
+    return 1e3 * (second.seconds - first.seconds)
+
+
+class Stream:
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False):
+        self.ptr = id(self)
+
+    def __enter__(self) -> Stream:
+        _streams.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _streams.pop()
+
+    def synchronize(self) -> None:
+        _wait("stream")
+
+    def record(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        pass
+
+    @property
+    def done(self) -> bool:
+        return True
+
+    def begin_capture(self, mode: Any = None) -> None:
+        device_graphs.begin()
+
+    def end_capture(self) -> device_graphs.Graph:
+        return device_graphs.end()
+
+    def is_capturing(self) -> bool:
+        return device_graphs.capturing()
+
+
+_streams = [Stream(null=True)]
+Stream.null = _streams[0]                         # type: ignore[attr-defined]
+
+
+def get_current_stream() -> Stream:
+    return _streams[-1]
+
+
+def alloc_pinned_memory(size: int) -> Any:
+    return np.empty(size, np.uint8)
+
+
+class MemoryPool:
+    """Counts nothing: arrays of the stand-in are NumPy's."""
+
+    def used_bytes(self) -> int:
+        return 0
+
+    def total_bytes(self) -> int:
+        return 0
+
+    def free_all_blocks(self) -> None:
+        pass
+
+
+_pool = MemoryPool()
+
+
+def get_default_memory_pool() -> MemoryPool:
+    return _pool
