@@ -7,6 +7,7 @@ between them. A third array module (the tests' stand-in for a GPU) joins through
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -59,6 +60,21 @@ class Device:
         if array_module(array) is self.xp and is_array(array):
             return array
         return self.xp.asarray(asnumpy(array))
+
+    def read_later(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+        """Begins to copy a small array to the host, and returns what waits for it and gives it: nothing waits until then."""
+        if self.xp is np:
+            return lambda: array
+        cuda = self.xp.cuda
+        there = np.frombuffer(cuda.alloc_pinned_memory(max(array.nbytes, 1)), array.dtype, array.size).reshape(array.shape)
+        array.get(out=there, blocking=False)
+        here = cuda.Event(disable_timing=True)
+        here.record()
+
+        def read() -> np.ndarray[Any, Any]:
+            here.synchronize()
+            return there
+        return read
 
     def synchronize(self) -> None:
         """Returns when everything queued on the device has finished (at once on the host)."""
