@@ -35,12 +35,20 @@ class Feed:
         return self._cast(values) if values.dtype.kind == "f" else values.astype(np.int64, copy=False)
 
     def inputs(self, x: Any) -> Array:
+        return self.device.put(self.host_inputs(x))
+
+    def host_inputs(self, x: Any) -> Any:
+        """`inputs` before they go to the device."""
         x = self.part(x)
-        return self.device.put(x if self.tokens else self._cast(x))
+        return x if self.tokens else self._cast(x)
 
     def targets(self, y: Any) -> Array:
+        return self.device.put(self.host_targets(y))
+
+    def host_targets(self, y: Any) -> Any:
+        """`targets` before they go to the device."""
         y = self.part(y)
-        return self.device.put(self._cast(y) if y.dtype.kind == "f" else y)
+        return self._cast(y) if y.dtype.kind == "f" else y
 
     def _cast(self, values: Any) -> Any:
         return values if values.dtype == self.dtype else values.astype(self.dtype)

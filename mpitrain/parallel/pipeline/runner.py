@@ -19,6 +19,7 @@ from mpitrain.nn.loss import Loss, terms
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.graphs import Graphs
 from mpitrain.parallel.pipeline.late import LateLosses
 from mpitrain.parallel.pipeline.nonfinite import is_finite, nonfinite_loss
 from mpitrain.placement.stages import Stage
@@ -52,6 +53,7 @@ class Pipeline:
         self.teach: Callable[[MicroBatch, Tensor, Array, Tensor], Tensor] | None = None     # its output, target, loss -> the loss
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span, self.goes_on = span, goes_on
+        self.graphs: Graphs | None = None                   # Captured micro-batches, where the stage is the whole model.
         self.blamed: list[NumericsError] = []               # The errors of the last step on this rank.
         self.without_graph = 0                              # The last virtual stage whose output did not depend on its input.
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
@@ -96,7 +98,10 @@ class Pipeline:
         for i, action in enumerate(program):
             if self.neighbours is not None:
                 self._expect(program[i:i + 2])
-            if action.kind == "F":
+            if self.graphs is not None:
+                if action.kind == "F":
+                    self._at_once(action)
+            elif action.kind == "F":
                 self._forward(action)
             elif action.kind == "B":
                 self._backward(action)
@@ -134,6 +139,19 @@ class Pipeline:
             self._programs[n] = list(actions_of(self.schedule, stage.index, stage.n_stages, n, len(stage.chunks)))
         return self._programs[n]
 
+    def _at_once(self, action: Action) -> None:
+        """Forward and backward of a micro-batch, by a launch of their graph where there is one."""
+        assert self.graphs is not None
+        micro = self._micro[action.micro]
+        self._begin_gradients(action)
+        with self.span("compute", f"forward and backward {micro.index}"):
+            loss = self.graphs.run(micro, self._total)
+        if loss is None:
+            self._forward(action)
+            self._backward(action, begun=True)
+        else:
+            self._late.append(loss)
+
     def _forward(self, action: Action) -> None:
         micro, key = self._micro[action.micro], (action.chunk, action.micro)
         virtual = self.stage.virtual(action.chunk)
@@ -153,7 +171,7 @@ class Pipeline:
         if self.after_forward is not None:
             self.after_forward(micro.index, action.chunk)
 
-    def _backward(self, action: Action) -> None:
+    def _backward(self, action: Action, *, begun: bool = False) -> None:
         key, virtual = (action.chunk, action.micro), self.stage.virtual(action.chunk)
         output, x = self._outputs.pop(key), self._inputs.pop(key)
         if virtual == self.stage.n_virtual - 1:
@@ -162,7 +180,7 @@ class Pipeline:
             grad = self._receive(action).array
         split, rest = self._split, None
         with self.span("compute", f"backward {self._micro[action.micro].index}"):
-            if not split:
+            if not (split or begun):
                 self._begin_gradients(action)
             lost = self._is_lost(action, grad, x, output)
             if lost and self.goes_on:

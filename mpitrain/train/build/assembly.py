@@ -236,6 +236,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span, goes_on=policy.goes_on)
+    if device.name == "gpu" and t.graph != "off":
+        from mpitrain.train.build.graphs import capture
+        capture(pipeline, config, device, policy)
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span)
     if evaluator is None:
