@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from mpitrain.train.intervals import NO_TALLY, Plan, Step
 from mpitrain.train.observers import Observer, Watched
 from mpitrain.train.patience import Patience, is_better
 
+Batches: TypeAlias = Iterator[tuple[int, list[MicroBatch]]]
 UPDATE = "gradients and update"                                  # a profile cuts this span where the last bucket landed
 
 
@@ -47,6 +48,7 @@ class Trainer:
         self.folder: Path | None = None                          # the run folder, for observers
         self.saver: Saver | None = None
         self.stop = StopRequest()
+        self.ahead: Callable[[Batches], Batches] | None = None   # Brings batches to a device before they are asked for.
         self.evaluated = True                                    # False while an evaluation is due
         self.judge = "loss", False                               # the metric of the best checkpoint, and whether more is better
         self.best: tuple[float, int] | None = None               # (its best value, the step of that)
@@ -155,6 +157,8 @@ class Trainer:
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
             self.evaluate(self.update.step)
         batches = self.loader.iterate(self.update.step, self.plan.steps)
+        if self.ahead is not None:
+            batches = self.ahead(batches)
         while not self.over and (batch := self._next(batches)) is not None:
             self.one_step(*batch)
 

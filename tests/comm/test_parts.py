@@ -10,7 +10,6 @@ import sys
 import timeit
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import fakecuda
 import numpy as np

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, Device
+from mpitrain.data import MicroBatch
 from mpitrain.data.columns import Columns
 from mpitrain.nn.by_name import ByName
 
@@ -28,6 +29,13 @@ class Feed:
         if isinstance(x, Columns):
             return ByName({name: Tensor(self.device.put(self._by_kind(array))) for name, array in x.items()})
         return Tensor(self.inputs(x))
+
+    def tensors_of(self, micro: MicroBatch) -> Any:
+        """`tensors` of a micro-batch's x, which may have been sent ahead."""
+        return self.tensors(micro.x) if micro.there is None else Tensor(micro.there[0])
+
+    def targets_of(self, micro: MicroBatch) -> Array:
+        return self.targets(micro.y) if micro.there is None else micro.there[1]
 
     def _by_kind(self, values: Any) -> Any:
         if values.dtype.kind == "b":

@@ -11,6 +11,7 @@ arenas as ever. A graph belongs to the arena that its gradients go to. Its memor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,10 +52,18 @@ class Captured:
     loss: Array
     finals: list[tuple[Tensor, Array]]
     pool: Any
+    began_with: float = math.nan
 
     def launch(self, x: Any, y: Any, start: float) -> Array:
-        for target, values in ((self.x, x), (self.y, y), (self.start, np.asarray(start, self.start.dtype))):
-            target.set(np.ascontiguousarray(values, target.dtype))
+        """`x` and `y` may be on the device already."""
+        for target, values in ((self.x, x), (self.y, y)):
+            if isinstance(values, np.ndarray):
+                target.set(np.ascontiguousarray(values, target.dtype))
+            else:
+                target[...] = values
+        if start != self.began_with:
+            self.start.set(np.asarray(start, self.start.dtype))
+            self.began_with = start
         self.graph.launch()
         for leaf, grad in self.finals:
             leaf.grad = grad
@@ -79,7 +88,7 @@ class Graphs:
         """
         if self.why_not:
             return None
-        x, y = self.feed.host_inputs(micro.x), self.feed.host_targets(micro.y)
+        x, y = micro.there or (self.feed.host_inputs(micro.x), self.feed.host_targets(micro.y))
         key = x.shape, str(x.dtype), y.shape, str(y.dtype), self.reducer.arena, tuple(
             s.parameter.requires_grad for s in self.reducer.storage.segments)
         if key not in self._known:
@@ -101,7 +110,7 @@ class Graphs:
 
     def _capture(self, x: Any, y: Any) -> Captured:
         xp, cuda = self.device.xp, self.device.xp.cuda
-        x_here, y_here = xp.asarray(x), xp.asarray(y)
+        x_here, y_here = xp.empty(x.shape, x.dtype), xp.empty(y.shape, y.dtype)
         start = xp.empty((), self.feed.dtype)
         pool, stream = cuda.MemoryPool(), cuda.Stream(non_blocking=True)
         self.device.synchronize()

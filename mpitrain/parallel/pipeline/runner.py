@@ -155,7 +155,7 @@ class Pipeline:
     def _forward(self, action: Action) -> None:
         micro, key = self._micro[action.micro], (action.chunk, action.micro)
         virtual = self.stage.virtual(action.chunk)
-        x = self.feed.tensors(micro.x) if virtual == 0 else self._receive(action)
+        x = self.feed.tensors_of(micro) if virtual == 0 else self._receive(action)
         with self.span("compute", f"forward {micro.index}"):
             output = self.forward(micro, x, action.chunk)
         if virtual < self.stage.n_virtual - 1:
@@ -260,7 +260,7 @@ class Pipeline:
                 raise
         if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
             return output
-        target = self.feed.targets(micro.y)
+        target = self.feed.targets_of(micro)
         loss: Tensor = self.loss(output, target)
         return loss if self.teach is None else self.teach(micro, output, target, loss)
 

@@ -246,6 +246,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
+    if device.name == "gpu" and stage.index == 0 and not isinstance(config.data.x, dict):
+        from mpitrain.parallel.pipeline.uploads import Uploads
+        trainer.ahead = Uploads(feed).ahead
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
