@@ -93,21 +93,17 @@ class Training:
         loader: Any = self.job.trainer.loader
         self._micro_batches = [loader.load(step) for step in range(BATCHES)]
         self.batches = [(micro.x, micro.y) for batch in self._micro_batches for micro in batch]
-        self._means: list[Any] = []                           # Losses of all steps, perhaps still on a device.
+        self.losses: list[Any] = []                           # Of a device they may still be on their way.
         self.device = self.job.policy.layout.device
-
-    @property
-    def losses(self) -> list[float]:
-        return [float(mean) for mean in self._means]
 
     def step(self) -> float:
         """The loss before the update."""
         self.launch()
-        return float(self._means[-1])
+        return float(self.losses[-1])
 
     def launch(self) -> None:
         """A step whose loss nobody waits for."""
-        self._means.append(self.job.trainer.train_step(self._micro_batches[len(self._means) % BATCHES]).mean)
+        self.losses.append(self.job.trainer.train_step(self._micro_batches[len(self.losses) % BATCHES]).mean)
 
     def run(self, steps: int) -> None:
         """So many steps, of which a device is done with the last."""
@@ -119,6 +115,7 @@ class Training:
         """Communicates. NumericsError where a loss is not finite, MpitrainError where training taught nothing, DesyncError
         where ranks differ: the times of such steps must not be used."""
         channel = self.job.channel
+        self.losses = [float(loss) for loss in self.losses]
         channel.agree([loss.hex() for loss in self.losses], f"the losses of {name}")
         parameters = {key: parameter.array for key, parameter in self.model.named_parameters()}
         channel.agree(checksum(parameters), f"the parameters of {name}, trained {len(self.losses)} steps (a checksum)")
@@ -133,7 +130,8 @@ class Training:
 
     def first_and_last(self) -> tuple[float, float]:
         """Mean losses on all batches, when they came first and last."""
-        return statistics.fmean(self.losses[:BATCHES]), statistics.fmean(self.losses[-BATCHES:])
+        losses = [float(loss) for loss in self.losses]
+        return statistics.fmean(losses[:BATCHES]), statistics.fmean(losses[-BATCHES:])
 
     def close(self) -> None:
         reducer: Any = self.job.trainer.pipeline.reducer
@@ -202,7 +200,8 @@ def bench_train_on_gpu(channel: Channel, world: World, report: Report, *, models
     select_device("gpu")                                      # A refusal comes before the head of a table.
     about = machine(channel)
     report.line(f"training steps on {world.size} rank{'s' * (world.size > 1)}, a GPU each; medians of {ROUNDS} rounds of {steps} "
-                f"steps, AdamW; flops of a rank\n{'model':<10}{'precision':<10}{'step':>11}{'samples/s':>12}{'TFLOP/s':>9}   loss")
+                f"steps, AdamW; flops of a rank\n{'model':<10}{'precision':<10}{'step':>11}{'samples/s':>12}{'TFLOP/s':>9}"
+                "   loss")
     for name in models:
         for precision in precisions:
             workload = WORKLOADS[name]
