@@ -259,4 +259,11 @@ EXAMPLES: dict[str, Example] = {
 # More arguments for the device versions alone: paths that the examples above do not take. float32 among the dtypes of an example
 # means that it is tried in 16 bits, too.
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "dropout": (
+        Example(lambda rng, dtype: (*normal(rng, dtype, (5, 2008)), random_rows(rng), KEY, 0.3, None, 8)),
+        Example(lambda rng, dtype: (*normal(rng, dtype, (5, 1040)), random_rows(rng), KEY, 0.3, *normal(rng, dtype, (5, 1040)),
+                                    rng.integers(0, 1 << 40, 5).astype(np.uint64)))),
+    "dropout_grad": (Example(lambda rng, dtype: (
+        *normal(rng, dtype, (9, 1040)), rng.integers(0, 256, (9, 130)).astype(np.uint8), 0.3)),),
+    "random_words": (Example(lambda rng, dtype: (random_rows(rng), KEY, 1036), dtypes=("float64",)),),
 }
