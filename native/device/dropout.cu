@@ -1,5 +1,5 @@
-/* Dropout of the rows of a matrix, with Philox words made where they are used and masks kept as bits; the masks and, in float32 and
-   float64, the numbers have the bits of native/random.c. See mpitrain/kernels/dropout.py. */
+/* Dropout of the rows of a matrix, with Philox words made where they are used and masks kept as bits. The masks have the bits of
+   native/random.c, and so have the numbers in float32 and float64. See mpitrain/kernels/dropout.py. */
 #include "eights.h"
 #include "philox.h"
 

@@ -1,5 +1,5 @@
-/* Eight numbers that lie side by side, in the format that they are computed in: as many as a byte of a mask of dropout is about, and
-   16 bytes of 16-bit numbers, the largest that a thread loads at once. */
+/* Eight numbers that lie side by side, in the format that they are computed in: as many as a byte of dropout's mask is about, and
+   16 bytes of 16-bit numbers, the most that a thread loads at once. */
 #pragma once
 #include "device.h"
 

@@ -1,5 +1,5 @@
-/* Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, 2011), as native/philox.h has it: word j of row r of the stream `key` is word j % 4 of
-   counter (j / 4, r). */
+/* Philox-4x32-10 (Salmon, Moraes, Dror, Shaw, 2011), as native/philox.h has it: word j of row r of the stream `key` is word j % 4
+   of counter (j / 4, r). */
 #pragma once
 #include "device.h"
 

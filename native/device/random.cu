@@ -21,8 +21,8 @@ __device__ __forceinline__ double fraction(uint32 high, uint32 low) {
     return ((double)(high >> 5) * 67108864.0 + (double)(low >> 6)) * (1.0 / 9007199254740992.0);
 }
 
-/* log x for a normal number x > 0, and cos(2 pi u) for u in [0, 1): those of native/random.c, so that initial values have the bits
-   of the host's, which the functions of a GPU would not give. The polynomials are fdlibm's (Sun Microsystems, 1993). */
+/* log x for a normal number x > 0, and cos(2 pi u) for u in [0, 1): those of native/random.c, so that initial values have the
+   bits of the host's, which the functions of a GPU would not give. The polynomials are fdlibm's (Sun Microsystems, 1993). */
 __device__ __forceinline__ double log_of(double x) {
     const uint64 all = (uint64)__double_as_longlong(x);
     int k = (int)(all >> 52) - 1023;
