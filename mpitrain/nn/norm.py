@@ -168,7 +168,7 @@ class GroupNorm(Module):
 class RMSNorm(Module):
     """x / sqrt(mean x^2 + eps), times a gain, over the last dims, of sizes `shape` (Zhang and Sennrich 2019).
 
-    `eps` None, as PyTorch's: the distance from 1 to the next number of x's dtype, of float32 for 16 bits.
+    `eps` None, as PyTorch's: the distance from 1 to the next number of x's dtype.
     """
 
     def __init__(self, shape: int | Sequence[int], eps: float | None = None, *, elementwise_affine: bool = True):
@@ -179,16 +179,11 @@ class RMSNorm(Module):
 
     def forward(self, x: Any) -> Tensor:
         weight = _ones(self.shape, x) if self.weight is None else self.weight
-        return ops.rms_norm(x, weight, eps=float(np.finfo(_computed(x.dtype)).eps) if self.eps is None else self.eps)
+        return ops.rms_norm(x, weight, eps=float(np.finfo(x.dtype).eps) if self.eps is None else self.eps)
 
 
 def _ones(shape: tuple[int, ...], x: Any) -> Array:
-    return array_module(x.array if isinstance(x, Tensor) else x).ones(shape, _computed(x.dtype))
-
-
-def _computed(dtype: Any) -> Any:
-    """The dtype that rows of this one are normalised in, which their weights have: float32 for 16 bits."""
-    return np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    return array_module(x.array if isinstance(x, Tensor) else x).ones(shape, x.dtype)
 
 
 NORMS: Registry[Callable[..., Module]] = Registry("norm")
