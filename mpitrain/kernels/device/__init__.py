@@ -24,6 +24,7 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("random_words", "random_uniform", "random_normal"), "random"),
     **dict.fromkeys(("dropout", "dropout_grad"), "dropout"),
     **dict.fromkeys(("row_norm", "row_norm_gradients"), "layer_norm"),
+    "rotary": "rotary",
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
