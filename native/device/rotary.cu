@@ -1,10 +1,11 @@
-/* Rotary positions: pairs of numbers of a row turned by its position, with the bits of the expression of mpitrain/kernels/rotary.py. */
+/* Rotary positions: pairs of numbers of a row turned by its position; bits are those of the expression of
+   mpitrain/kernels/rotary.py. */
 #include "eights.h"
 
 enum { WIDE = 256 };
 
-/* Row r of x takes row r / (length between) % (tables / length) * length + r % length of cos and sin (tables, half). A thread turns 8
-   pairs, or copies 8 numbers beyond them. */
+/* Row r of x takes row r / (length between) % (tables / length) * length + r % length of cos and sin (tables, half). A thread
+   turns 8 pairs, or copies 8 numbers beyond them. */
 struct Rows {
     int64 columns, half, tables, length, between;
     bool small;                                                       /* numbers of 32 bits say where everything is */
@@ -49,7 +50,8 @@ void store_pairs(T *row, int64 at, int64 half, bool interleaved, bool vectors, c
 }
 
 template <class T> __device__ __forceinline__
-void rotary(const T *x, const Sum<T> *cosines, const Sum<T> *sines, T *y, Rows r, int64 rows, bool interleaved, double backwards) {
+void rotary(const T *x, const Sum<T> *cosines, const Sum<T> *sines, T *y, Rows r, int64 rows, bool interleaved,
+            double backwards) {
     const int64 turning = (r.half + 7) / 8, units = turning + (r.columns - 2 * r.half + 7) / 8, n = rows * units;
     const bool vectors = r.columns % 8 == 0 && r.half % 8 == 0 && is_aligned(x) && is_aligned(y) && is_aligned(cosines)
                          && is_aligned(sines);
