@@ -222,6 +222,7 @@ EXAMPLES: dict[str, Example] = {
     "block_input_gradient": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "x"), 3e-6),
     "block_weight_gradient": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "w"), 3e-6),
     "product_bfloat16": Example(product_arguments, 3e-6, ("float32",)),
+    "rotary": Example(lambda rng, dtype: (*normal(rng, dtype, (42, 13), (14, 5), (14, 5)), 7, 3, False, False), 1e-6),
     "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
     "random_uniform": STREAM,
     "random_normal": STREAM._replace(tolerance=1e-9),
@@ -259,4 +260,16 @@ EXAMPLES: dict[str, Example] = {
 # More arguments for the device versions alone: paths that the examples above do not take. float32 among the dtypes of an example
 # means that it is tried in 16 bits, too.
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "dropout": (
+        Example(lambda rng, dtype: (*normal(rng, dtype, (5, 2008)), random_rows(rng), KEY, 0.3, None, 8)),
+        Example(lambda rng, dtype: (*normal(rng, dtype, (5, 1040)), random_rows(rng), KEY, 0.3, *normal(rng, dtype, (5, 1040)),
+                                    rng.integers(0, 1 << 40, 5).astype(np.uint64)))),
+    "dropout_grad": (Example(lambda rng, dtype: (
+        *normal(rng, dtype, (9, 1040)), rng.integers(0, 256, (9, 130)).astype(np.uint8), 0.3)),),
+    "rotary": tuple(
+        Example(lambda rng, dtype, width=width, half=half, between=between, interleaved=interleaved: (
+            *normal(rng, dtype, (84, width), (14, half), (14, half)), 7, between, interleaved, True), 1e-6)
+        for width, half, between, interleaved in ((13, 5, 6, True), (64, 32, 1, False), (64, 32, 2, True), (104, 24, 3, False),
+                                                  (104, 24, 3, True), (9, 0, 1, False), (10, 5, 1, False))),
+    "random_words": (Example(lambda rng, dtype: (random_rows(rng), KEY, 1036), dtypes=("float64",)),),
 }

@@ -21,6 +21,10 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "gelu_and_slope", "gelu_tanh_and_slope",
                      "silu_and_slope", "relu_grad", "tanh_grad", "sigmoid_grad", "slope_grad"), "pointwise"),
     "column_sums": "sums",
+    **dict.fromkeys(("random_words", "random_uniform", "random_normal"), "random"),
+    **dict.fromkeys(("dropout", "dropout_grad"), "dropout"),
+    **dict.fromkeys(("row_norm", "row_norm_gradients"), "layer_norm"),
+    "rotary": "rotary",
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
