@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, asnumpy, overwrite
+from mpitrain.kernels.optimizer import FACTOR, FOUND
 from mpitrain.optim.optimizer import Allocate, Held, Optimizer, Segment
 
 
@@ -75,7 +76,13 @@ class OnHost(Optimizer):
         return self.inner.nbytes + int(self.host.values.nbytes + self._gradients.nbytes)
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
-               segments: Sequence[Segment] | None = None) -> None:
+               segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
+        if numbers is not None:                           # The host, which updates, has to wait for them.
+            found = asnumpy(numbers)
+            if found[FOUND]:
+                self.steps = step
+                return
+            scale *= float(found[FACTOR])
         chosen = self.host.segments if segments is None else segments
         self._refresh()
         for s in chosen:

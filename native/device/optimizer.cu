@@ -2,8 +2,8 @@
    scalars, are those of mpitrain/kernels/optimizer.py; the bits are those of native/optimizer.c.
 
    A step moves 28 bytes an element (Adam in float32; 30 with the copy in 16 bits), so each array is read and written once, 16 bytes a
-   thread at a time. A block has one tile: a row of the table `tiles`, which says where it lies in the values, where in the state,
-   how long it is and which row of `scalars` it is updated with. Without tiles, blocks have the elements of one run in turn. */
+   thread at a time. A block has one tile: a row of the table `tiles`, which says where it lies in the values, the gradients and the
+   state, how long it is and which row of `scalars` it is updated with. Without tiles, blocks have the elements of one run in turn. */
 #include "device.h"
 
 enum { WIDE = 256, TILE = 2048, NORM_BLOCK = 4096 };
@@ -113,17 +113,17 @@ __device__ __forceinline__ void update(T *values, const T *gradients, T *first, 
     typedef Sum<T> S;
     enum { LANES = Sixteen<T>::LANES };
     if (numbers && numbers[FOUND] != 0) return;           /* a gradient was not finite: all keep what they have */
-    int64 place = (int64)blockIdx.x * TILE, kept = place, count = min((int64)TILE, n - place), row = 0;
+    int64 place = (int64)blockIdx.x * TILE, read = place, kept = place, count = min((int64)TILE, n - place), row = 0;
     if (tiles) {
-        const int64 *tile = tiles + 4 * (int64)blockIdx.x;
-        place = tile[0]; kept = tile[1]; count = tile[2]; row = tile[3];
+        const int64 *tile = tiles + 5 * (int64)blockIdx.x;
+        place = tile[0]; read = tile[1]; kept = tile[2]; count = tile[3]; row = tile[4];
     }
     S s[R::SCALARS];
     for (int i = 0; i < R::SCALARS; ++i) s[i] = scalars[row * R::SCALARS + i];
     const S scale = numbers ? (S)((double)s[R::SCALARS - 1] * numbers[FACTOR]) : s[R::SCALARS - 1];
 
     T *w = values + place, *state[3] = {first + kept, second + kept, third + kept};
-    const T *g = gradients + place;
+    const T *g = gradients + read;
     uint64 joined = (uint64)w | (uint64)g;
     for (int k = 0; k < R::STATES; ++k) joined |= (uint64)state[k];
     if (copy) { copy += place; joined |= (uint64)copy % 8 ? 1 : 0; }
@@ -163,10 +163,10 @@ __device__ __forceinline__ void update(T *values, const T *gradients, T *first, 
     }
 }
 
-/* m: elements of a state, t: tiles, r: rows of scalars, c: scalars of a row. */
+/* e: gradients, m: elements of a state, t: tiles, r: rows of scalars, c: scalars of a row. */
 #define UPDATE(T) (T *__restrict__ values, const T *__restrict__ gradients, T *__restrict__ first, T *__restrict__ second, \
     T *__restrict__ third, const Sum<T> *__restrict__ scalars, const int64 *__restrict__ tiles, uint16 *__restrict__ copy, \
-    const double *__restrict__ numbers, int64 n, int64 m, int64 t, int64 r, int64 c, int64 half)
+    const double *__restrict__ numbers, int64 n, int64 e, int64 m, int64 t, int64 r, int64 c, int64 half)
 #define RULE(NAME, R) \
     template <class T> __device__ __forceinline__ \
     void NAME(T *values, const T *gradients, T *first, T *second, T *third, const Sum<T> *scalars, const int64 *tiles, \

@@ -21,8 +21,8 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "gelu_and_slope", "gelu_tanh_and_slope",
                      "silu_and_slope", "relu_grad", "tanh_grad", "sigmoid_grad", "slope_grad"), "pointwise"),
     "column_sums": "sums",
-    **dict.fromkeys(("sgd", "sgd_momentum", "sgd_dampened", "adam", "amsgrad", "lamb", "rmsprop", "rmsprop_centered", "square_sums",
-                     "conclude_norm"), "optimizer"),
+    **dict.fromkeys(("sgd", "sgd_momentum", "sgd_dampened", "adam", "amsgrad", "lamb", "rmsprop", "rmsprop_centered",
+                     "square_sums", "conclude_norm"), "optimizer"),
 }
 """The file of this folder that has the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 

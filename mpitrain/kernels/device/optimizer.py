@@ -29,7 +29,7 @@ class Rule:
     def __init__(self, name: str, states: int, scalars: int):
         self.name, self.states, self.scalars = name, states, scalars
         self._run: DeviceFunction = SOURCE.function(
-            name, "X!:n X:n X?!:m X?!:m X?!:m S:rc L?:4t H?!:n D?:5 in im it ir ic i")
+            name, "X!:n X:e X?!:m X?!:m X?!:m S:rc L?:5t H?!:n D?:5 in ie im it ir ic i")
 
     def __call__(self, values: Array, gradients: Array, state: tuple[Array, ...], scalars: Array, tiles: Array | None = None,
                  copy: Array | None = None, numbers: Array | None = None) -> None:
@@ -45,12 +45,13 @@ class Rule:
         if copy is not None and copy.dtype.name not in COPIES:
             raise ShapeError(f"a copy in 16 bits is bfloat16 or float16, not {copy.dtype.name}")
         n, kept = values.size, min((part.size for part in state), default=0)
-        if tiles is None and state and kept < n:
-            raise ShapeError(f"{self.name}: {n} values have a state of {kept}")
+        if tiles is None and (gradients.size < n or state and kept < n):
+            raise ShapeError(f"{self.name}: {n} values have {gradients.size} gradients and a state of {kept}")
         blocks = -(-n // TILE) if tiles is None else len(tiles)
         if blocks:
-            self._run((blocks,), WIDE, values, gradients, *(*state, None, None, None)[:3], scalars, tiles, copy, numbers, n, kept,
-                      0 if tiles is None else blocks, *scalars.shape, copy is not None and copy.dtype.name == "float16")
+            half = copy is not None and copy.dtype.name == "float16"
+            self._run((blocks,), WIDE, values, gradients, *(*state, None, None, None)[:3], scalars, tiles, copy, numbers, n,
+                      gradients.size, kept, 0 if tiles is None else blocks, *scalars.shape, half)
 
 
 RULES: dict[str, Rule] = {}
@@ -71,13 +72,15 @@ for _name, _states, _scalars in (("sgd", 0, 3), ("sgd_momentum", 1, 6), ("sgd_da
     _rule(_name, _states, _scalars)
 
 
-def tiles_of(runs: Iterable[tuple[int, int, int, int]]) -> np.ndarray[Any, Any]:
-    """int64 (tiles, 4): the table of runs (start in the values, stop, start in the state, row of scalars), cut into tiles."""
+def tiles_of(runs: Iterable[tuple[int, int, int, int, int]]) -> np.ndarray[Any, Any]:
+    """int64 (tiles, 5): the table of runs (start in the values, in the gradients, in the state; length; row of scalars), cut into
+    tiles."""
     parts = []
-    for start, stop, kept, row in runs:
-        first = np.arange(start, stop, TILE, dtype=np.int64)
-        parts.append(np.stack([first, first + (kept - start), np.minimum(TILE, stop - first), np.full_like(first, row)], axis=1))
-    return np.concatenate(parts) if parts else np.zeros((0, 4), np.int64)
+    for *starts, length, row in runs:
+        first = np.arange(0, length, TILE, dtype=np.int64)
+        parts.append(np.stack([*(first + start for start in starts), np.minimum(TILE, length - first), np.full_like(first, row)],
+                              axis=1))
+    return np.concatenate(parts) if parts else np.zeros((0, 5), np.int64)
 
 
 def blocks_of(extents: Iterable[tuple[int, int]]) -> np.ndarray[Any, Any]:
