@@ -161,7 +161,7 @@ class Optimizer:
         """Changes the parameters in `segments` (default: all) in place; `gradients` is flat and is only read.
 
         `step` counts updates from 1 (bias corrections need it); `scale` multiplies the gradients on the way in. On a device it
-        may be left to `numbers`, those of `norm.StepNumbers`: their factor multiplies the gradients, too, and where they say
+        may be left to `numbers`, those of `kernels.optimizer.conclude_norm`: their factor multiplies the gradients, too, and where they say
         that a gradient was not finite nothing changes. Nobody waits for them, unless the rule is more than a kernel. In 16-bit
         precision the update also writes the storage's `compute`, the copy of the parameters that is computed with.
         """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import ml_dtypes
 import numpy as np
@@ -11,9 +12,11 @@ from device_on_host import compiler
 from fakegpu import put, runtime, xp
 
 from mpitrain.backend import CPU, Device
-from mpitrain.kernels.optimizer import FACTOR, FOUND
+from mpitrain.kernels.optimizer import FACTOR, FOUND, NORM
 from mpitrain.nn import FlatStorage, Parameter, init
-from mpitrain.optim import LAMB, LARS, SGD, Adam, AdamW, Lion, RMSprop
+from mpitrain.optim import LAMB, LARS, SGD, Adam, AdamW, Lion, RMSprop, clip_factor, squared_norm
+from mpitrain.optim.norm import numbers_of_a_step
+from mpitrain.parallel.gradients.norm import GradientNorm
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 GPU = Device("gpu", xp)
@@ -154,3 +157,67 @@ def test_numbers_on_the_device_scale_the_gradients_or_keep_everything_as_it_is(r
     device.update(put(np.full_like(flat, np.nan)), lr=0.01, step=2, numbers=put(numbers))
     assert_equal(device, host)
     assert device.steps == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("limit", [0.0, 3.0, 1e9])
+def test_norm_and_factor_of_clipping_are_the_hosts_to_the_bit_after_two_launches(dtype, limit):
+    host, device = storage(CPU, dtype), storage(GPU, dtype)
+    norm, flat, numbers = GradientNorm(device.segments), gradients(host, 1), numbers_of_a_step(xp)
+    assert launches(lambda: norm.conclude(put(flat), numbers, limit)) == 2
+    expected = math.sqrt(squared_norm(host.segments, flat))
+    assert numbers.get()[NORM] == expected == GradientNorm(host.segments)(flat) == norm(put(flat))
+    assert numbers.get()[FACTOR] == (clip_factor(expected, limit) if limit else 1.0)
+    assert numbers.get()[FOUND] == 0
+
+
+def test_a_clipped_step_on_a_device_that_nobody_waits_for_has_the_hosts_bits():
+    host, device = RULES["adamw"](storage(CPU)), RULES["adamw"](storage(GPU))
+    norm, numbers = GradientNorm(device.storage.segments), numbers_of_a_step(xp)
+    for step in (1, 2, 3):
+        flat = gradients(host.storage, step)
+        scale = clip_factor(math.sqrt(squared_norm(host.storage.segments, flat)), 1.5)
+        host.update(flat, lr=0.01, step=step, scale=scale)
+
+        def whole_step(given=put(flat), step=step):
+            norm.conclude(given, numbers, 1.5)
+            device.update(given, lr=0.01, step=step, numbers=numbers)
+        assert launches(whole_step) == 3
+        assert_equal(device, host)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_gradient_that_is_not_finite_is_found_on_the_device_and_named(value):
+    made = storage(GPU)
+    flat, numbers = gradients(made, 1), numbers_of_a_step(xp)
+    flat[made.segments[2].start + 4100] = value
+    norm = GradientNorm(made.segments)
+    norm.conclude(put(flat), numbers, 1.0)
+    assert numbers.get()[FOUND] == 1 and numbers.get()[FACTOR] == 1
+    assert not math.isfinite(norm(put(flat))) and norm.worst(put(flat)) == '"weight"'
+    assert norm.worst(put(gradients(made, 1))) == "some parameter"
+
+
+def test_ranks_with_parts_fetch_their_sums_at_once_and_find_the_norm_of_the_whole():
+    made = storage(GPU)
+    flat = gradients(made, 1)
+    whole = math.sqrt(squared_norm(made.segments, flat))
+    said, added = [None, None], [0.0, 0.0]
+    for turn in range(3):                                     # to say what there is, to add it, to hear the sum
+        for rank in range(2):
+            def gather(value, rank=rank):
+                said[rank] = value
+                return [one or [] for one in said]
+
+            def add(array, rank=rank):
+                same, added[rank] = np.shape(added[rank]) == array.shape, array.copy()
+                if same:
+                    array[...] = added[0] + added[1]
+            channel = SimpleNamespace(size=2, rank=rank, messages=SimpleNamespace(gather_objects=gather),
+                                      prepare=lambda array, name, add=add: SimpleNamespace(run=lambda: add(array)))
+            norm = GradientNorm(made.segments[rank::2], channel=channel)
+            numbers = numbers_of_a_step(xp)
+            count = launches(lambda: norm.conclude(put(flat), numbers, 0.0))                 # noqa: B023
+            assert count == 2
+            if turn == 2:
+                assert norm(put(flat)) == numbers.get()[NORM] == whole
