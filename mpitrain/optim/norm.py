@@ -11,11 +11,12 @@ from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.backend.runtime import runtime
 from mpitrain.kernels.kernel import FORMATS
 from mpitrain.kernels.optimizer import FACTOR, NUMBERS, SCALE, square_sums
-from mpitrain.optim.optimizer import Segment, memory_of, place_in
+from mpitrain.optim.optimizer import Segment
+from mpitrain.optim.places import memory_of, place_in
 
 
 class BlockSums:
-    """float64 (blocks,): the sums of squares of blocks of 4,096 elements of each segment of a flat array, which it is called with.
+    """Called with a flat array, the sums of the squares of blocks of 4,096 elements of each segment: float64 (blocks,).
 
     Blocks are in the order of (name, place, block). On a device they are made by one launch, over a table that is made once.
     """
@@ -67,7 +68,7 @@ def clip_factor(norm: float, limit: float) -> float:
 
 
 def numbers_of_a_step(xp: Any) -> Array:
-    """float64 (8,): the numbers of a step in memory of `xp`, as `kernels.optimizer.conclude_norm` has them, before the first one."""
+    """float64 (8,): the numbers of a step in memory of `xp` (`kernels.optimizer.conclude_norm`), before the first one."""
     host = np.zeros(NUMBERS)
     host[FACTOR] = host[SCALE] = 1.0
     made: Array = xp.asarray(host)

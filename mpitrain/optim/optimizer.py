@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpitrain.backend import Array, array_module, asnumpy
+from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.optimizer import FACTOR, FOUND
+from mpitrain.optim.places import memory_of
 from mpitrain.registry import Registry
 
 Allocate = Callable[[int], Any]
@@ -152,7 +152,7 @@ class Optimizer:
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
         self._extents = {s.name: (s.start, s.stop) for s in storage.segments}
         self._on_device = array_module(memory_of(storage.values)) is not np
-        self._launch: Any = False                 # An `one_launch.OneLaunch`, or None; False before it has been looked for.
+        self.launch: Any = False                  # An `one_launch.OneLaunch`, or None; False before it has been looked for.
         self._frozen: list[str] | None = None
         self._all_runs: list[Run] = []
 
@@ -160,44 +160,23 @@ class Optimizer:
                segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
         """Changes the parameters in `segments` (default: all) in place; `gradients` is flat and is only read.
 
-        `step` counts updates from 1 (bias corrections need it); `scale` multiplies the gradients on the way in. On a device it
-        may be left to `numbers`, those of `kernels.optimizer.conclude_norm`: their factor multiplies the gradients, too, and where they say
-        that a gradient was not finite nothing changes. Nobody waits for them, unless the rule is more than a kernel. In 16-bit
-        precision the update also writes the storage's `compute`, the copy of the parameters that is computed with.
+        `step` counts updates from 1 (bias corrections need it); `scale` multiplies the gradients on the way in. On a device part
+        of it may lie in `numbers`, those of `kernels.optimizer.conclude_norm`: their factor multiplies the gradients, too, and
+        where they say that a gradient was not finite nothing changes. Nobody waits for them, unless the rule is more than a
+        kernel. Where the storage has `compute`, the 16-bit copy of the parameters, the update writes that, too.
         """
         if gradients.shape != self.storage.values.shape:
             raise ShapeError(f"the gradients are a flat array of shape {self.storage.values.shape}, got {gradients.shape}")
         runs = self._runs_of_all() if segments is None else self.runs(segments)
-        if self._on_device:
-            self._change_on_device(runs, gradients, lr, step, self.sign * scale, numbers)
+        if self._on_device or numbers is not None:
+            from mpitrain.optim.one_launch import change
+            change(self, runs, gradients, lr, step, self.sign * scale, numbers)
         else:
             for run in runs:
                 self.change(run, gradients[run.start:run.stop], lr, step, self.sign * scale)
         for segment in self.storage.segments if segments is None else segments:
             segment.parameter.mark_changed()
         self.steps = step
-
-    def _change_on_device(self, runs: Sequence[Run], gradients: Array, lr: float, step: int, scale: float,
-                          numbers: Array | None) -> None:
-        """The runs by one launch; one after the other where the rule is more than a kernel, with `numbers` read by the host."""
-        if self._launch is False:
-            from mpitrain.optim.one_launch import one_launch
-            self._launch = one_launch(self) if type(self).change is Optimizer.change else None
-        if self._launch is not None:
-            self._launch(runs, gradients, lr, step, scale, numbers)
-            return
-        if numbers is not None:
-            found = asnumpy(numbers)
-            if found[FOUND]:
-                return
-            scale *= float(found[FACTOR])
-        for run in runs:
-            self.change(run, gradients[run.start:run.stop], lr, step, scale)
-        copy = getattr(getattr(self.storage, "whole", self.storage), "compute", None)
-        if copy is not None:
-            for run in runs:
-                place = place_in(self.storage.values, run.start)
-                copy[place:place + run.stop - run.start] = self.storage.values[run.start:run.stop].astype(copy.dtype)
 
     def minimise(self, evaluate: Callable[[], tuple[float, Array]], lr: float) -> float:
         """A step with `needs_closure`: `evaluate` gives the loss and the flat gradient where the parameters are."""
@@ -304,20 +283,6 @@ class Optimizer:
             else:
                 runs.append(Run(s.start, s.stop, decay, matrix, s.parameter.shape))
         return runs
-
-
-def memory_of(flat: Any) -> Array:
-    """The array that a flat array lies in: itself, unless it is a view of parts of another (`groups.Strips`, `Shards.strips`)."""
-    while hasattr(flat, "place"):
-        flat = flat.flat
-    return flat
-
-
-def place_in(flat: Any, start: int) -> int:
-    """Where element `start` of a flat array is in `memory_of` it."""
-    while hasattr(flat, "place"):
-        flat, start = flat.flat, flat.place(start)
-    return start
 
 
 def require(fine: bool, name: str, value: object, expected: str) -> None:

@@ -46,8 +46,8 @@ class Strips:
     def place(self, start: int) -> int:
         """Where element `start` lies in `flat`."""
         i = bisect_right(self._starts, start) - 1
-        first: int = self._parts[i].start
-        return first + start - self._starts[i]
+        found: int = self._parts[i].start + start - self._starts[i]
+        return found
 
 
 class Unit:

@@ -175,11 +175,11 @@ def test_a_clipped_step_on_a_device_that_nobody_waits_for_has_the_hosts_bits():
     host, device = RULES["adamw"](storage(CPU)), RULES["adamw"](storage(GPU))
     norm, numbers = GradientNorm(device.storage.segments), numbers_of_a_step(xp)
     for step in (1, 2, 3):
-        flat = gradients(host.storage, step)
+        flat, moved = gradients(host.storage, step), put(gradients(host.storage, step))
         scale = clip_factor(math.sqrt(squared_norm(host.storage.segments, flat)), 1.5)
         host.update(flat, lr=0.01, step=step, scale=scale)
 
-        def whole_step(given=put(flat), step=step):
+        def whole_step(given=moved, step=step):
             norm.conclude(given, numbers, 1.5)
             device.update(given, lr=0.01, step=step, numbers=numbers)
         assert launches(whole_step) == 3

@@ -15,7 +15,7 @@ from mpitrain.kernels.optimizer import NORM_BLOCK, conclude_norm
 from mpitrain.nn.parameter import Described
 from mpitrain.optim import Segment
 from mpitrain.optim.norm import BlockSums, total_of
-from mpitrain.optim.optimizer import memory_of
+from mpitrain.optim.places import memory_of
 from mpitrain.schedules.grid import COPIES
 
 
@@ -34,7 +34,7 @@ class GradientNorm:
         self.segments = [s for s in segments if not s.parameter.twin_of and s.parameter.trained_from < math.inf]
         self.channel = channel if channel is not None and channel.size > 1 else None
         self._of_blocks = BlockSums(self.segments)
-        self._places: list[tuple[int, int]] = []              # Where the sums of this rank's segments are in the table: place, number.
+        self._places: list[tuple[int, int]] = []              # Where this rank's sums are in the table, and how many.
         self._names: list[str] = []
         if self.channel is not None:
             self._agree([s for s in self.segments if mesh is None or is_first(s.parameter, mesh, without=("pp", *COPIES))])
