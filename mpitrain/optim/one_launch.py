@@ -45,8 +45,9 @@ class OneLaunch:
     def __call__(self, runs: Sequence[Run], gradients: Any, lr: float, step: int, scale: float, numbers: Array | None) -> None:
         """Changes the elements of `runs`, which depend on no other; `numbers` as in `kernels.optimizer.conclude_norm`."""
         table = self.fill(runs, gradients, lr, step, scale)
-        self.rule(memory_of(self.optimizer.storage.values), contiguous(memory_of(gradients)), tuple(self.optimizer.state.values()), table.scalars,
-                  table.tiles, copy_of(self.optimizer.storage), numbers)
+        storage, state = self.optimizer.storage, tuple(self.optimizer.state.values())
+        self.rule(memory_of(storage.values), contiguous(memory_of(gradients)), state, table.scalars, table.tiles,
+                  copy_of(storage), numbers)
 
     def fill(self, runs: Sequence[Run], gradients: Any, lr: float, step: int, scale: float) -> Table:
         """The table of the runs, with the scalars of a step: all that a launch of it needs of the host."""
@@ -63,16 +64,17 @@ class OneLaunch:
 
     def _made(self, runs: tuple[Run, ...], gradients: Any) -> Table:
         decays, values = tuple(dict.fromkeys(run.decay for run in runs)), self.optimizer.storage.values
-        xp = array_module(memory_of(values))
+        memory = memory_of(values)
+        xp = array_module(memory)
         rows = [(place_in(values, run.start), place_in(gradients, run.start), run.start, run.stop - run.start,
                  decays.index(run.decay)) for run in runs]
-        return Table(decays, xp.asarray(tiles_of(rows)), xp.empty((len(decays), self.rule.scalars), computed(memory_of(values).dtype)))
+        return Table(decays, xp.asarray(tiles_of(rows)), xp.empty((len(decays), self.rule.scalars), computed(memory.dtype)))
 
 
 def change(optimizer: Optimizer, runs: Sequence[Run], gradients: Any, lr: float, step: int, scale: float,
            numbers: Array | None) -> None:
-    """The update of `runs` by one launch; one after the other where the rule is more than a kernel, or there is no device: the host
-    waits for `numbers` then."""
+    """The update of `runs` by one launch. Where the rule is more than a kernel, or there is no device, they are updated one after
+    the other, and the host waits for `numbers`."""
     if optimizer.launch is False:
         optimizer.launch = one_launch(optimizer)
     if optimizer.launch is not None:
