@@ -11,6 +11,7 @@ import pytest
 from device_on_host import compiler
 from fakegpu import put, runtime, xp
 
+from mpitrain import models
 from mpitrain.backend import CPU, Device
 from mpitrain.kernels.optimizer import FACTOR, FOUND, NORM
 from mpitrain.nn import FlatStorage, Parameter, init
@@ -221,3 +222,16 @@ def test_ranks_with_parts_fetch_their_sums_at_once_and_find_the_norm_of_the_whol
             assert count == 2
             if turn == 2:
                 assert norm(put(flat)) == numbers.get()[NORM] == whole
+
+
+def test_norm_clipping_and_update_of_gpt2_are_three_launches_whatever_the_number_of_runs():
+    model = models.gpt(layers=12, heads=2, width=16, block=8, vocabulary=11, bias=True)
+    made = model.initialize(1, device=GPU)
+    optimizer, numbers = AdamW(made, weight_decay=0.1, decay="matrices"), numbers_of_a_step(xp)
+    assert len(optimizer.runs(made.segments)) > 90
+    norm, flat = GradientNorm(made.segments), put(gradients(made, 1))
+
+    def step():
+        norm.conclude(flat, numbers, 1.0)
+        optimizer.update(flat, lr=1e-3, step=1, numbers=numbers)
+    assert launches(step) == 3

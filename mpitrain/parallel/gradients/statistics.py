@@ -54,7 +54,8 @@ class Statistics:
     def apply(self) -> None:
         """Moves running statistics towards the mean over all micro-batches of all ranks, once a step. It communicates."""
         if self.tree is None and self.channel.size == 1:      # Nothing is waited for, then.
-            return move_statistics(self.layers)
+            move_statistics(self.layers)
+            return
         total = self.total()
         if total.size:
             apply_statistics(self.layers, total)
