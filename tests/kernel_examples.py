@@ -56,9 +56,19 @@ def joined_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
     return outs[0].transpose(0, 2, 1, 3).copy().swapaxes(1, 2), tops[0], inverses[0], outs[1].copy(), tops[1], inverses[1]
 
 
-def update(arrays: int, *scalars: float) -> Example:
+def update(arrays: int, *scalars: float, n: int = 1000) -> Example:
     """An optimizer's update of so many arrays; its scalars."""
-    return Example(lambda rng, dtype: (*(abs(rng.standard_normal(1000)).astype(dtype) for _ in range(arrays)), *scalars))
+    return Example(lambda rng, dtype: (*(abs(rng.standard_normal(n)).astype(dtype) for _ in range(arrays)), *scalars))
+
+
+def numbers_of_a_step(n: int, limit: float, interval: int, good: float = 2, found: float = 1.0) -> Example:
+    """The end of a norm of n sums, one of which is times `found`."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        sums = abs(rng.standard_normal(n))
+        if n:
+            sums[n // 2] *= found
+        return np.array([np.nan, np.nan, np.nan, 1024.0, good, 7, 8, 9]), sums, limit, interval, 2.0, 0.5
+    return Example(arguments, dtypes=("float64",))
 
 
 def points(rng: Any, dtype: Any) -> np.ndarray:
@@ -211,6 +221,7 @@ EXAMPLES: dict[str, Example] = {
     "amsgrad": update(5, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5),
     "rmsprop_centered": update(5, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5),
     "square_sums": of_shapes((2 * optimizer.NORM_BLOCK + 13,)),
+    "conclude_norm": numbers_of_a_step(2500, 1.5, 3),
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"), VALUES),
     **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), AND_SLOPE),
     **dict.fromkeys(("slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad"), GRADIENT),
@@ -272,4 +283,11 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
         for width, half, between, interleaved in ((13, 5, 6, True), (64, 32, 1, False), (64, 32, 2, True), (104, 24, 3, False),
                                                   (104, 24, 3, True), (9, 0, 1, False), (10, 5, 1, False))),
     "random_words": (Example(lambda rng, dtype: (random_rows(rng), KEY, 1036), dtypes=("float64",)),),
+    "sgd": (update(2, 0.1, 0.01, 0.5, n=4103),),
+    "adam": (update(4, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5, n=4103),),
+    "lamb": (update(5, 0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5, n=2049),),
+    "rmsprop_centered": (update(5, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5, n=3),),
+    "square_sums": (of_shapes((0,)), of_shapes((4095,)), of_shapes((2048,)), of_shapes((1,))),
+    "conclude_norm": (numbers_of_a_step(1, 0.0, 0), numbers_of_a_step(0, 1.0, 5), numbers_of_a_step(1024, 1.0, 5, 0),
+                      numbers_of_a_step(1025, 1e9, 5, 4, np.inf), numbers_of_a_step(3000, 1.0, 0, 4, np.nan)),
 }

@@ -25,6 +25,8 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("dropout", "dropout_grad"), "dropout"),
     **dict.fromkeys(("row_norm", "row_norm_gradients"), "layer_norm"),
     "rotary": "rotary",
+    **dict.fromkeys(("sgd", "sgd_momentum", "sgd_dampened", "adam", "amsgrad", "lamb", "rmsprop", "rmsprop_centered",
+                     "square_sums", "conclude_norm"), "optimizer"),
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
