@@ -258,5 +258,27 @@ EXAMPLES: dict[str, Example] = {
 
 # More arguments for the device versions alone: paths that the examples above do not take. float32 among the dtypes of an example
 # means that it is tried in 16 bits, too.
+PLANE = Side((0,), (9,), 9), Side((0,), (7,), 7)          # a window is the whole plane
+LARGE_ROWS, LARGE_COLUMNS = Side((0, 2, 8), (7, 9, 9), 9), Side((0, 1), (5, 7), 7)
+MANY = Side(tuple(range(0, 40, 2)), tuple(range(2, 42, 2)), 40)
+
+
+def maxima(n: int, rows: Side, columns: Side, relu: bool = False) -> Example:
+    return Example(lambda rng, dtype: (
+        *normal(rng, dtype, (2, n, rows.count, columns.count)),
+        window_maximum.reference(rng.standard_normal((2, n, rows.size, columns.size)), rows, columns, relu)[1], rows, columns), 1e-6)
+
+
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "subsample": (of_shapes((2, 3, 41, 37), then=(3, 0, 0)), of_shapes((0, 3, 5, 7), then=(2, 1, 2))),
+    "subsample_gradient": (of_shapes((2, 3, 14, 13), then=((2, 3, 41, 37), 3, 0)),),
+    "window_maximum": (of_shapes((2, 3, 9, 7), then=PLANE), of_shapes((2, 5, 40, 40), then=(MANY, MANY, True)),
+                       of_shapes((0, 5, 40, 40), then=(MANY, MANY, True))),
+    "window_maximum_gradient": (maxima(3, *PLANE), maxima(5, MANY, MANY, True), maxima(5, LARGE_ROWS, LARGE_COLUMNS)),
+    "window_total": (of_shapes((2, 21, 9, 7), then=PLANE, tolerance=1e-6), of_shapes((2, 5, 40, 40), then=(MANY, MANY), tolerance=1e-6),
+                     of_shapes((2, 5, 9, 7), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6),
+                     of_shapes((2, 5, 40, 40), then=(Side((0,), (40,), 40), Side((0, 7), (40, 9), 40)), tolerance=1e-6)),
+    "window_total_gradient": (of_shapes((2, 21, 1, 1), then=PLANE, tolerance=1e-6),
+                              of_shapes((2, 5, 20, 20), then=(MANY, MANY), tolerance=1e-6),
+                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6)),
 }
