@@ -266,16 +266,33 @@ MANY = Side(tuple(range(0, 40, 2)), tuple(range(2, 42, 2)), 40)
 def maxima(n: int, rows: Side, columns: Side, relu: bool = False) -> Example:
     return Example(lambda rng, dtype: (
         *normal(rng, dtype, (2, n, rows.count, columns.count)),
-        window_maximum.reference(rng.standard_normal((2, n, rows.size, columns.size)), rows, columns, relu)[1], rows, columns), 1e-6)
+        window_maximum.reference(rng.standard_normal((2, n, rows.size, columns.size)), rows, columns, relu)[1], rows, columns),
+        1e-6)
 
 
+def norm_backward(shape: tuple[int, ...], relu: bool, wanted: bool = True) -> Example:
+    c = (shape[1],)
+    return Example(lambda rng, dtype: (*normal(rng, dtype, shape, shape), normal(rng, dtype, shape)[0] if relu else None,
+                                       *normal(rng, dtype, c, c, c), abs(rng.standard_normal(c)) + 0.1, relu, wanted), 1e-5)
+
+
+CHANNELS = ((66, 5, 1), (3, 40, 1), (70, 3, 49), (37, 4, 64), (1, 9, 4), (3, 2, 6000), (0, 3, 5), (2, 0, 5))
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "batch_norm": (*(of_shapes(s, (s[1],), (s[1],), then=(None, 1e-5, i % 5), tolerance=1e-5) for i, s in enumerate(CHANNELS)),
+                   of_shapes((37, 4, 64), then=(None, None, None, 1e-3, 0), tolerance=1e-5),
+                   of_shapes((37, 4, 64), (4,), (4,), (37, 4, 64), then=(1e-3, 0), tolerance=1e-5)),
+    "batch_norm_gradients": tuple(norm_backward(s, i % 2 > 0, i != 2) for i, s in enumerate(CHANNELS)),
+    "channel_affine": tuple(of_shapes(s, *[(s[1],)] * 3, tolerance=1e-5) for s in CHANNELS),
+    "channel_combine": tuple(of_shapes(s, s, *[(s[1],)] * 4, tolerance=1e-5) for s in CHANNELS),
+    "channel_moments": tuple(of_shapes(s, tolerance=1e-5) for s in CHANNELS),
+    "channel_sums": tuple(of_shapes(s, s, (s[1],), tolerance=1e-5) for s in CHANNELS),
     "subsample": (of_shapes((2, 3, 41, 37), then=(3, 0, 0)), of_shapes((0, 3, 5, 7), then=(2, 1, 2))),
     "subsample_gradient": (of_shapes((2, 3, 14, 13), then=((2, 3, 41, 37), 3, 0)),),
     "window_maximum": (of_shapes((2, 3, 9, 7), then=PLANE), of_shapes((2, 5, 40, 40), then=(MANY, MANY, True)),
                        of_shapes((0, 5, 40, 40), then=(MANY, MANY, True))),
     "window_maximum_gradient": (maxima(3, *PLANE), maxima(5, MANY, MANY, True), maxima(5, LARGE_ROWS, LARGE_COLUMNS)),
-    "window_total": (of_shapes((2, 21, 9, 7), then=PLANE, tolerance=1e-6), of_shapes((2, 5, 40, 40), then=(MANY, MANY), tolerance=1e-6),
+    "window_total": (of_shapes((2, 21, 9, 7), then=PLANE, tolerance=1e-6),
+                     of_shapes((2, 5, 40, 40), then=(MANY, MANY), tolerance=1e-6),
                      of_shapes((2, 5, 9, 7), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6),
                      of_shapes((2, 5, 40, 40), then=(Side((0,), (40,), 40), Side((0, 7), (40, 9), 40)), tolerance=1e-6)),
     "window_total_gradient": (of_shapes((2, 21, 1, 1), then=PLANE, tolerance=1e-6),

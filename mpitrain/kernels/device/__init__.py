@@ -23,6 +23,8 @@ FILES: dict[str, str] = {
     "column_sums": "sums",
     **dict.fromkeys(("window_maximum", "window_maximum_gradient", "window_total", "window_total_gradient", "subsample",
                      "subsample_gradient"), "pool"),
+    **dict.fromkeys(("channel_moments", "channel_affine", "channel_sums", "channel_combine", "batch_norm",
+                     "batch_norm_gradients"), "batch_norm"),
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
