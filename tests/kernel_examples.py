@@ -276,8 +276,34 @@ def norm_backward(shape: tuple[int, ...], relu: bool, wanted: bool = True) -> Ex
                                        *normal(rng, dtype, c, c, c), abs(rng.standard_normal(c)) + 0.1, relu, wanted), 1e-5)
 
 
+# Images, outputs, window, groups: several tiles, strides, depthwise, windows that miss pixels, no images.
+CONVOLUTIONS = (
+    ((2, 3, 13, 11), 70, Window((3, 3), (1, 1), (1, 1)), 1), ((2, 40, 9, 9), 36, Window((1, 1), (2, 2)), 1),
+    ((3, 5, 12, 17), 18, Window((3, 2), (3, 2), (2, 1), (2, 3)), 1), ((2, 6, 15, 9), 6, Window((3, 3), (2, 2), (1, 1)), 6),
+    ((2, 3, 11, 14), 9, Window((5, 4), (1, 2), (2, 1), (1, 2)), 3), ((2, 4, 10, 10), 4, Window((2, 2), (3, 3)), 2),
+    ((0, 3, 9, 9), 5, Window((3, 3)), 1), ((1, 1, 40, 40), 4, Window((7, 7), (1, 1), (3, 3)), 1),
+    ((1, 70, 1, 1), 3, Window((1, 1)), 1))
+
+
+def convolutions(product: str) -> tuple[Example, ...]:
+    found = []
+    for shape, outputs, window, groups in CONVOLUTIONS:
+        y, weight = (shape[0], outputs, *window.outputs(*shape[2:])), (outputs, shape[1] // groups, *window.kernel)
+        if product == "convolve":
+            found.append(of_shapes(shape, weight, (outputs,), then=(window, groups), tolerance=1e-5))
+        elif product == "adjoint":
+            found.append(of_shapes(y, weight, (shape[1],), then=(window, groups, shape[2:]), tolerance=1e-5))
+        else:
+            found.append(of_shapes(shape, y, then=(window, groups, None, "xy"[len(found) % 2]), tolerance=1e-5))
+    return tuple(found)
+
+
 CHANNELS = ((66, 5, 1), (3, 40, 1), (70, 3, 49), (37, 4, 64), (1, 9, 4), (3, 2, 6000), (0, 3, 5), (2, 0, 5))
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "convolve": convolutions("convolve"),
+    "convolve_adjoint": convolutions("adjoint"),
+    "kernel_gradient": (*convolutions("gradient"), Example(lambda rng, dtype: (
+        *normal(rng, dtype, (3, 4, 7, 6), (3, 6, 4, 8)), WINDOW, 2, np.empty((6, 2, 3, 2), dtype), "x"), 1e-5)),
     "batch_norm": (*(of_shapes(s, (s[1],), (s[1],), then=(None, 1e-5, i % 5), tolerance=1e-5) for i, s in enumerate(CHANNELS)),
                    of_shapes((37, 4, 64), then=(None, None, None, 1e-3, 0), tolerance=1e-5),
                    of_shapes((37, 4, 64), (4,), (4,), (37, 4, 64), then=(1e-3, 0), tolerance=1e-5)),

@@ -109,7 +109,8 @@ __device__ __forceinline__ void moments_of(const T *x, Sum<T> *partial, int64 n,
     }
 }
 template <class T>
-__device__ __forceinline__ void moments(const T *x, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart, int64 vector) {
+__device__ __forceinline__ void moments(const T *x, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart,
+                                        int64 vector) {
     if (vector) moments_of<T, Widest<T>::COUNT>(x, partial, n, c, l, wide, apart);
     else moments_of<T, 1>(x, partial, n, c, l, wide, apart);
 }

@@ -9,8 +9,8 @@
 enum { WIDE = 256 };
 
 template <class T>
-__device__ __forceinline__ void largest(const T *x, T *y, int *where, const int *rows, const int *columns, int64 n, int64 h, int64 w,
-                                        int64 a, int64 b, int64 relu) {
+__device__ __forceinline__ void largest(const T *x, T *y, int *where, const int *rows, const int *columns, int64 n, int64 h,
+                                        int64 w, int64 a, int64 b, int64 relu) {
     each_number(n, a * b, [=](int64 plane, uint32 i) {
         const uint32 row = i / (uint32)b, column = i - row * (uint32)b;
         const int x0 = columns[column], x1 = columns[b + column], y0 = rows[row], y1 = rows[a + row], width = (int)w;
@@ -129,8 +129,8 @@ __device__ __forceinline__ void subsample_gradient(const T *grad, T *result, int
                              int64 b)
 #define TOTAL(T) (const T *__restrict__ x, T *__restrict__ y, const int *__restrict__ rows, const int *__restrict__ columns, \
                   int64 n, int64 h, int64 w, int64 a, int64 b)
-#define SUBSAMPLE(T) (const T *__restrict__ x, T *__restrict__ y, int64 n, int64 c, int64 h, int64 w, int64 a, int64 b, int64 all, \
-                      int64 stride, int64 before)
+#define SUBSAMPLE(T) (const T *__restrict__ x, T *__restrict__ y, int64 n, int64 c, int64 h, int64 w, int64 a, int64 b, \
+                      int64 all, int64 stride, int64 before)
 VERSIONS(largest, WIDE, LARGEST, (x, y, where, rows, columns, n, h, w, a, b, relu))
 VERSIONS(largest_gradient, WIDE, LARGEST_GRADIENT, (grad, where, result, rows, columns, n, h, w, a, b))
 VERSIONS(total, WIDE, TOTAL, (x, y, rows, columns, n, h, w, a, b))

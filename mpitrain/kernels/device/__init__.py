@@ -25,6 +25,7 @@ FILES: dict[str, str] = {
                      "subsample_gradient"), "pool"),
     **dict.fromkeys(("channel_moments", "channel_affine", "channel_sums", "channel_combine", "batch_norm",
                      "batch_norm_gradients"), "batch_norm"),
+    **dict.fromkeys(("convolve", "convolve_adjoint", "kernel_gradient"), "convolution"),
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
