@@ -270,6 +270,47 @@ EXAMPLES: dict[str, Example] = {
 
 # More arguments for the device versions alone: paths that the examples above do not take. float32 among the dtypes of an example
 # means that it is tried in 16 bits, too.
+PLANE = Side((0,), (9,), 9), Side((0,), (7,), 7)          # a window is the whole plane
+LARGE_ROWS, LARGE_COLUMNS = Side((0, 2, 8), (7, 9, 9), 9), Side((0, 1), (5, 7), 7)
+MANY = Side(tuple(range(0, 40, 2)), tuple(range(2, 42, 2)), 40)
+
+
+def maxima(n: int, rows: Side, columns: Side, relu: bool = False) -> Example:
+    return Example(lambda rng, dtype: (
+        *normal(rng, dtype, (2, n, rows.count, columns.count)),
+        window_maximum.reference(rng.standard_normal((2, n, rows.size, columns.size)), rows, columns, relu)[1], rows, columns),
+        1e-6)
+
+
+def norm_backward(shape: tuple[int, ...], relu: bool, wanted: bool = True) -> Example:
+    c = (shape[1],)
+    return Example(lambda rng, dtype: (*normal(rng, dtype, shape, shape), normal(rng, dtype, shape)[0] if relu else None,
+                                       *normal(rng, dtype, c, c, c), abs(rng.standard_normal(c)) + 0.1, relu, wanted), 1e-5)
+
+
+# Images, outputs, window, groups: several tiles, strides, depthwise, windows that miss pixels, no images.
+CONVOLUTIONS = (
+    ((2, 3, 13, 11), 70, Window((3, 3), (1, 1), (1, 1)), 1), ((2, 40, 9, 9), 36, Window((1, 1), (2, 2)), 1),
+    ((3, 5, 12, 17), 18, Window((3, 2), (3, 2), (2, 1), (2, 3)), 1), ((2, 6, 15, 9), 6, Window((3, 3), (2, 2), (1, 1)), 6),
+    ((2, 3, 11, 14), 9, Window((5, 4), (1, 2), (2, 1), (1, 2)), 3), ((2, 4, 10, 10), 4, Window((2, 2), (3, 3)), 2),
+    ((0, 3, 9, 9), 5, Window((3, 3)), 1), ((1, 1, 40, 40), 4, Window((7, 7), (1, 1), (3, 3)), 1),
+    ((1, 70, 1, 1), 3, Window((1, 1)), 1))
+
+
+def convolutions(product: str) -> tuple[Example, ...]:
+    found = []
+    for shape, outputs, window, groups in CONVOLUTIONS:
+        y, weight = (shape[0], outputs, *window.outputs(*shape[2:])), (outputs, shape[1] // groups, *window.kernel)
+        if product == "convolve":
+            found.append(of_shapes(shape, weight, (outputs,), then=(window, groups), tolerance=1e-5))
+        elif product == "adjoint":
+            found.append(of_shapes(y, weight, (shape[1],), then=(window, groups, shape[2:]), tolerance=1e-5))
+        else:
+            found.append(of_shapes(shape, y, then=(window, groups, None, "xy"[len(found) % 2]), tolerance=1e-5))
+    return tuple(found)
+
+
+CHANNELS = ((66, 5, 1), (3, 40, 1), (70, 3, 49), (37, 4, 64), (1, 9, 4), (3, 2, 6000), (0, 3, 5), (2, 0, 5))
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
     "dropout": (
         Example(lambda rng, dtype: (*normal(rng, dtype, (5, 2008)), random_rows(rng), KEY, 0.3, None, 8)),
@@ -290,4 +331,28 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
     "square_sums": (of_shapes((0,)), of_shapes((4095,)), of_shapes((2048,)), of_shapes((1,))),
     "conclude_norm": (numbers_of_a_step(1, 0.0, 0), numbers_of_a_step(0, 1.0, 5), numbers_of_a_step(1024, 1.0, 5, 0),
                       numbers_of_a_step(1025, 1e9, 5, 4, np.inf), numbers_of_a_step(3000, 1.0, 0, 4, np.nan)),
+    "convolve": convolutions("convolve"),
+    "convolve_adjoint": convolutions("adjoint"),
+    "kernel_gradient": (*convolutions("gradient"), Example(lambda rng, dtype: (
+        *normal(rng, dtype, (3, 4, 7, 6), (3, 6, 4, 8)), WINDOW, 2, np.empty((6, 2, 3, 2), dtype), "x"), 1e-5)),
+    "batch_norm": (*(of_shapes(s, (s[1],), (s[1],), then=(None, 1e-5, i % 5), tolerance=1e-5) for i, s in enumerate(CHANNELS)),
+                   of_shapes((37, 4, 64), then=(None, None, None, 1e-3, 0), tolerance=1e-5),
+                   of_shapes((37, 4, 64), (4,), (4,), (37, 4, 64), then=(1e-3, 0), tolerance=1e-5)),
+    "batch_norm_gradients": tuple(norm_backward(s, i % 2 > 0, i != 2) for i, s in enumerate(CHANNELS)),
+    "channel_affine": tuple(of_shapes(s, *[(s[1],)] * 3, tolerance=1e-5) for s in CHANNELS),
+    "channel_combine": tuple(of_shapes(s, s, *[(s[1],)] * 4, tolerance=1e-5) for s in CHANNELS),
+    "channel_moments": tuple(of_shapes(s, tolerance=1e-5) for s in CHANNELS),
+    "channel_sums": tuple(of_shapes(s, s, (s[1],), tolerance=1e-5) for s in CHANNELS),
+    "subsample": (of_shapes((2, 3, 41, 37), then=(3, 0, 0)), of_shapes((0, 3, 5, 7), then=(2, 1, 2))),
+    "subsample_gradient": (of_shapes((2, 3, 14, 13), then=((2, 3, 41, 37), 3, 0)),),
+    "window_maximum": (of_shapes((2, 3, 9, 7), then=PLANE), of_shapes((2, 5, 40, 40), then=(MANY, MANY, True)),
+                       of_shapes((0, 5, 40, 40), then=(MANY, MANY, True))),
+    "window_maximum_gradient": (maxima(3, *PLANE), maxima(5, MANY, MANY, True), maxima(5, LARGE_ROWS, LARGE_COLUMNS)),
+    "window_total": (of_shapes((2, 21, 9, 7), then=PLANE, tolerance=1e-6),
+                     of_shapes((2, 5, 40, 40), then=(MANY, MANY), tolerance=1e-6),
+                     of_shapes((2, 5, 9, 7), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6),
+                     of_shapes((2, 5, 40, 40), then=(Side((0,), (40,), 40), Side((0, 7), (40, 9), 40)), tolerance=1e-6)),
+    "window_total_gradient": (of_shapes((2, 21, 1, 1), then=PLANE, tolerance=1e-6),
+                              of_shapes((2, 5, 20, 20), then=(MANY, MANY), tolerance=1e-6),
+                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6)),
 }

@@ -27,6 +27,11 @@ FILES: dict[str, str] = {
     "rotary": "rotary",
     **dict.fromkeys(("sgd", "sgd_momentum", "sgd_dampened", "adam", "amsgrad", "lamb", "rmsprop", "rmsprop_centered",
                      "square_sums", "conclude_norm"), "optimizer"),
+    **dict.fromkeys(("window_maximum", "window_maximum_gradient", "window_total", "window_total_gradient", "subsample",
+                     "subsample_gradient"), "pool"),
+    **dict.fromkeys(("channel_moments", "channel_affine", "channel_sums", "channel_combine", "batch_norm",
+                     "batch_norm_gradients"), "batch_norm"),
+    **dict.fromkeys(("convolve", "convolve_adjoint", "kernel_gradient"), "convolution"),
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
