@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, is_array
+from mpitrain.backend import Array, is_array, is_float
 from mpitrain.errors import DataError, ShapeError
-from mpitrain.kernels.rows import scatter_add_rows
+from mpitrain.kernels.rows import scatter_add_rows, take_rows
 from mpitrain.ops.inputs import as_tensor, raw
 
 __all__ = ["embedding", "getitem", "take"]
@@ -53,7 +53,7 @@ class Gather(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         whole = ctx.xp.zeros(ctx.shape, dtype=grad.dtype)
-        ctx.xp.add.at(whole, ctx.index, grad)
+        _add_at(ctx.xp, whole, ctx.index, grad)
         return whole, *(None for _ in ctx.needs[1:])
 
     @staticmethod
@@ -69,7 +69,7 @@ class AddAt(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, shape: tuple[int, ...], index: tuple[Any, ...]) -> Array:
         whole = ctx.xp.zeros(shape, dtype=x.dtype)
-        ctx.xp.add.at(whole, index, x)
+        _add_at(ctx.xp, whole, index, x)
         ctx.index = index
         return whole
 
@@ -116,10 +116,11 @@ class Embedding(Function):
             advice = "; x.long() makes indices of floats" if indices.dtype.kind == "f" and weight.ndim == 2 else ""
             raise ShapeError(f"embedding: wants integer indices and a weight with 2 dims, found {indices.dtype} "
                              f"and shape {weight.shape}{advice}")
-        check_indices("embedding", indices, weight.shape[0])
+        if ctx.xp is np or not is_float(weight.dtype):     # a device makes NaN of such a row: it would have to be waited for
+            check_indices("embedding", indices, weight.shape[0])
         ctx.save(indices)
         ctx.rows = weight.shape[0]
-        return ctx.xp.take(weight, indices, axis=0)
+        return take_rows(weight, indices)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -143,6 +144,21 @@ def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None 
         rows, added = rows.view(values.real.dtype), xp.ascontiguousarray(added).view(values.real.dtype)
     scatter_add_rows(rows, indices.reshape(-1), added)
     return out
+
+
+def _add_at(xp: Any, whole: Array, index: tuple[Any, ...], values: Array) -> None:
+    """whole[index] += values, each as often as it is in the index, in a fixed order: `add.at` of CuPy adds as it happens."""
+    if xp is np or values.dtype.kind == "c" or not values.size:
+        xp.add.at(whole, index, values)
+        return
+    dims = 0                                      # the first ones, which are chosen from; rows of the rest are added whole
+    while dims < len(index) and is_array(index[dims]) and index[dims].dtype.kind in "iu":
+        dims += 1
+    dims = dims if dims == len(index) else whole.ndim
+    count = prod(whole.shape[:dims])
+    places = xp.arange(count).reshape(whole.shape[:dims])[index].reshape(-1)
+    width = prod(whole.shape[dims:])
+    scatter_add_rows(whole.reshape(count, width), places, values.reshape(places.size, width))
 
 
 def check_indices(name: str, indices: Array, n: int) -> None:
@@ -232,5 +248,7 @@ def take(x: Any, index: Any, dim: int = 0) -> Tensor:
 
 
 def embedding(indices: Any, weight: Any) -> Tensor:
-    """Rows `indices` (...) of `weight` (V, D): (..., D). DataError (row, value) where an index is out of range."""
+    """Rows `indices` (...) of `weight` (V, D): (..., D). DataError (row, value) where an index is out of range; on a device, such
+    a row is NaN.
+    """
     return Embedding.apply(indices, weight)

@@ -21,6 +21,10 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "gelu_and_slope", "gelu_tanh_and_slope",
                      "silu_and_slope", "relu_grad", "tanh_grad", "sigmoid_grad", "slope_grad"), "pointwise"),
     "column_sums": "sums",
+    **dict.fromkeys(("softmax", "softmax_grad", "log_softmax", "log_softmax_grad"), "rows"),
+    **dict.fromkeys(("cross_entropy", "cross_entropy_grad"), "rows"),
+    **dict.fromkeys(("take_rows", "scatter_add_rows"), "tables"),
+    **dict.fromkeys(("attention_weights", "attention_weights_gradient"), "attention"),
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
