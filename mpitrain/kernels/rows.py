@@ -48,9 +48,10 @@ def _cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int |
     return losses, exps if training else exps[:0], totals if training else totals[:0]
 
 
-def _cross_entropy_grad(exps: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None,
-                        grad: Array) -> Array:
+def _cross_entropy_grad(exps: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None, grad: Array,
+                        own: bool = True) -> Array:
     xp = array_module(exps)
+    exps = exps if own else exps.copy()
     exps *= (grad / totals)[:, None]
     if smoothing:
         exps -= smoothing / exps.shape[1] * grad
@@ -93,7 +94,8 @@ def _cross_entropy_host(call: CFunction, logits: Array, labels: Array, smoothing
 
 @host("rows", "cross_entropy_grad", "X!:rn L:r X:r d d i i ir in", answers=True)
 def _cross_entropy_grad_host(call: CFunction, exps: Array, labels: Array, totals: Array, smoothing: float, ignore: int | None,
-                             grad: Array) -> Array:
+                             grad: Array, own: bool = True) -> Array:
+    exps = exps if own else exps.copy()
     call(exps, labels, totals, smoothing, float(grad), *_ignored(ignore), *exps.shape)
     return exps
 
@@ -126,8 +128,8 @@ label out of range is NaN there, where the host raises IndexError.
 
 cross_entropy_grad = Kernel("cross_entropy_grad", _cross_entropy_grad, _cross_entropy_grad_host,
                             _cross_entropy_grad_host.loop("rows"))
-"""The gradient times `grad` (a 0-d array), of (exps, labels, totals, smoothing, ignore, grad), with what `cross_entropy` kept: in
-the memory of exps, but of logits in new memory."""
+"""The gradient times `grad` (a 0-d array), of (exps, labels, totals, smoothing, ignore, grad, own=True), with what
+`cross_entropy` kept: in the memory of exps (on a device, of logits) where that is the caller's `own`, else in new memory."""
 
 
 def exponentials(kept: Array, totals: Array) -> tuple[Array, Array]:

@@ -125,18 +125,19 @@ class Embedding(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         indices, = ctx.saved
-        return None, _add_rows(ctx.xp, ctx.rows, indices, grad, ctx.out(1))
+        dtype = grad.dtype if grad.dtype.itemsize > 2 else "float32"           # the gradient of a parameter, of 16 bits too
+        return None, _add_rows(ctx.xp, ctx.rows, indices, grad, ctx.out(1), dtype)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
         return None, AddAt.apply(grad, shape=(ctx.rows, grad.shape[-1]), index=(ctx.saved[0],))
 
 
-def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None = None) -> Array:
+def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None = None, dtype: Any = None) -> Array:
     """(n, ...): row i is the sum of the rows of `values` whose index is i; written to `out` where given."""
     rest = values.shape[indices.ndim:]
     if out is None:
-        out = xp.zeros((n, *rest), dtype=values.dtype)
+        out = xp.zeros((n, *rest), dtype=values.dtype if dtype is None else dtype)
     else:
         out[...] = 0
     rows, added = out.reshape(n, prod(rest)), values.reshape(indices.size, prod(rest))

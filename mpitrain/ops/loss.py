@@ -4,11 +4,13 @@ ranks, so that uneven batches stay exact. The counts are beside: `cross_entropy_
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor, stand_in
+from mpitrain.autograd.accumulate import ONE, is_private
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.kernels import pointwise, rows
@@ -35,6 +37,7 @@ class CrossEntropy(Function):
         x = logits.reshape(flat.size, classes)
         losses, kept, totals = rows.cross_entropy(x, flat, smoothing, ignore, ctx.needs[0])
         ctx.save(logits if kept is x else kept, flat, totals)      # a change of the logits is noticed where they are kept
+        ctx.keeps_logits = kept is x
         ctx.shape, ctx.smoothing, ctx.ignore = logits.shape, smoothing, ignore
         return losses.sum()
 
@@ -42,9 +45,11 @@ class CrossEntropy(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         kept, labels, totals = ctx.saved
         smoothing, ignore, shape = ctx.smoothing, ctx.ignore, ctx.shape
-        ctx.release()                             # the gradient is written over exponentials
+        own = not ctx.keeps_logits
+        ctx.release()                             # the gradient is written over exponentials, or logits that nobody else has
+        own = own or (getrefcount(kept) == ONE and is_private(kept))
         kept = kept.reshape(labels.size, shape[-1])
-        return rows.cross_entropy_grad(kept, labels, totals, smoothing, ignore, grad).reshape(shape), None
+        return rows.cross_entropy_grad(kept, labels, totals, smoothing, ignore, grad, own).reshape(shape), None
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:

@@ -41,7 +41,7 @@ def loss_alone(logits: Any, *arguments: Any, run: Any) -> Any:
 
 def forward_and_gradient(logits: Any, labels: Any, _: Any, smoothing: float, ignore: int | None, grad: Any, *, run: Any) -> Any:
     _, kept, totals = run("cross_entropy")(logits, labels, smoothing, ignore, True)
-    return run("cross_entropy_grad")(kept, labels, totals, smoothing, ignore, grad)
+    return run("cross_entropy_grad")(kept, labels, totals, smoothing, ignore, grad, False)
 
 
 # What cross-entropy keeps for its gradient is another thing on a device: that is tried by the gradient that comes of it.

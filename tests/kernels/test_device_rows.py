@@ -146,6 +146,33 @@ def test_nothing_waits_in_an_embedding_or_a_loss_and_logits_stay_as_they_are(siz
     np.testing.assert_allclose(logits.grad.get(), host.grad, atol=1e-6)
 
 
+def test_a_gradient_is_written_over_logits_that_are_given_for_it_and_no_others() -> None:
+    logits, labels = RNG.standard_normal((5, 41)).astype("float32"), put(np.array([0, 40, 3, 3, 7]))
+    given, one = put(logits), put(np.ones((), "float32"))
+    _, kept, totals = rows.cross_entropy(given, labels, 0.1, 3, True)
+    apart = rows.cross_entropy_grad(kept, labels, totals, 0.1, 3, one, False)
+    np.testing.assert_array_equal(given.get(), logits)
+    assert rows.cross_entropy_grad(kept, labels, totals, 0.1, 3, one) is given
+    np.testing.assert_array_equal(given.get(), apart.get())
+
+
+@pytest.mark.parametrize("who", ["a tensor", "an array", "a view", "an op", "nobody"])
+def test_logits_that_somebody_else_has_are_left_alone(who: str) -> None:
+    x = Tensor(put(RNG.standard_normal((4, 6)).astype("float32")), requires_grad=True)
+    made = ops.tanh(x) if who == "an op" else x * 2
+    scores = made if who == "nobody" else made.reshape(2, 2, 6)
+    before = scores.array.get()
+    held = {"a tensor": scores, "an array": scores.array, "a view": made.array, "an op": None, "nobody": None}[who]
+    loss = ops.cross_entropy(scores, put(np.array([0, 5, 1, 1]).reshape(scores.shape[:-1])))
+    del made, scores
+    loss.backward()
+    expected = Tensor(x.array.get(), requires_grad=True)
+    ops.cross_entropy(ops.tanh(expected) if who == "an op" else expected * 2, np.array([0, 5, 1, 1])).backward()
+    np.testing.assert_allclose(x.grad.get(), expected.grad, atol=1e-6)
+    if held is not None:
+        np.testing.assert_array_equal((held.array if isinstance(held, Tensor) else held).get().reshape(before.shape), before)
+
+
 def test_logits_that_are_changed_before_backward_are_noticed() -> None:
     logits = Tensor(put(RNG.standard_normal((2, 3)).astype("float32")), requires_grad=True)
     scores = logits * 2

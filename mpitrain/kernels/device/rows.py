@@ -63,9 +63,9 @@ def cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int | 
 
 
 @device("cross_entropy_grad")
-def cross_entropy_grad(logits: Array, labels: Array, kept: Array, smoothing: float, ignore: int | None, grad: Array) -> Array:
-    """In new memory: others may have the logits."""
-    result: Any = array_module(logits).empty(logits.shape, logits.dtype)
+def cross_entropy_grad(logits: Array, labels: Array, kept: Array, smoothing: float, ignore: int | None, grad: Array,
+                       own: bool = True) -> Array:
+    result: Any = logits if own else array_module(logits).empty(logits.shape, logits.dtype)
     if logits.size:
         _cross_entropy_grad(*by_rows(len(logits), logits.nbytes), logits, result, contiguous(labels), kept[0], kept[1],
                             contiguous(grad, kept.dtype), smoothing, *_ignored(ignore), *logits.shape)
