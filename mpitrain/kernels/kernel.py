@@ -35,10 +35,14 @@ class Kernel:
 
     def __init__(self, name: str, reference: Function, host: Factory = lambda: None, numba: Factory = lambda: None):
         self.name, self.reference, self.numba = name, reference, numba
-        self._on_device: dict[str, Function] = {}
+        self._on_device: dict[Any, Function] = {}
         self.host = cache(lambda: host() or (numba() if has_numba() else None))
         assert name not in KERNELS, f"kernel {name!r} defined twice"
         KERNELS[name] = self
+
+    def __deepcopy__(self, memo: Any) -> Kernel:
+        """There is one of each name; and modules, by which device versions are known, have no copies."""
+        return self
 
     def __call__(self, *arguments: Any) -> Any:
         first = arguments[0]
@@ -48,11 +52,11 @@ class Kernel:
 
     def device(self, first: Any, module: Any) -> Function | None:
         """The version for arrays of a device, of which `first` is one; None where the reference serves."""
-        found = self._on_device.get(module.__name__)
+        found = self._on_device.get(module)
         if found is None:
             from mpitrain.kernels.device import version_of
             usable = runtime(module.__name__) is not None
-            found = self._on_device[module.__name__] = (version_of(self.name) if usable else None) or self.reference
+            found = self._on_device[module] = (version_of(self.name) if usable else None) or self.reference
         return found if getattr(first, "dtype", None) is not None and first.dtype.name in FORMATS else None
 
 
