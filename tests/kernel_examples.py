@@ -311,6 +311,8 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
                       losses_of(40, 0.2, -100, infinite=True), losses_of(1, 0.1, None)),
     "cross_entropy_grad": (gradient_of(40, 0.0, None), gradient_of(5003, 0.0, 3), gradient_of(4096, 0.2, -100),
                            gradient_of(1, 0.1, None)),
+    "row_sums": (of_shapes((3, 40_001)), of_shapes((130, 7)), of_shapes((1, 70_000), tolerance=1e-6)),
+    "variances": (of_shapes((2, 5000, 1)), of_shapes((1, 1, 3)), of_shapes((7, 129, 300)), of_shapes((1, 2100, 2))),
     "take_rows": (rows_taken(300, 40, 64), rows_taken(9, 3, 1037)),
     "scatter_add_rows": (rows_added(500, 30, 64), rows_added(2500, 300, 24), rows_added(700, 70000, 9), rows_added(1100, 2, 16)),
     "attention_weights": (of_shapes((5, 24, 64), then=(-0.5, False)), of_shapes((2, 7, 3, 1030), then=(2.0, False)),

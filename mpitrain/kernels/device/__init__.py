@@ -21,6 +21,7 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "gelu_and_slope", "gelu_tanh_and_slope",
                      "silu_and_slope", "relu_grad", "tanh_grad", "sigmoid_grad", "slope_grad"), "pointwise"),
     "column_sums": "sums",
+    **dict.fromkeys(("row_sums", "variances"), "moments"),
     **dict.fromkeys(("softmax", "softmax_grad", "log_softmax", "log_softmax_grad"), "rows"),
     **dict.fromkeys(("cross_entropy", "cross_entropy_grad"), "rows"),
     **dict.fromkeys(("take_rows", "scatter_add_rows"), "tables"),
