@@ -88,9 +88,10 @@ class Take(Function):
         if not -x.ndim <= dim < x.ndim:
             raise ShapeError(f"take: dim {dim} of an array with {x.ndim} dims, shape {x.shape}")
         ctx.dim, ctx.shape = dim % x.ndim, x.shape
-        check_indices("take", indices, x.shape[dim])
+        if ctx.xp is np or ctx.dim or not is_float(x.dtype):
+            check_indices("take", indices, x.shape[dim])
         ctx.save(indices)
-        return ctx.xp.take(x, indices, axis=dim)
+        return ctx.xp.take(x, indices, axis=dim) if ctx.dim else take_rows(x, indices)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -244,7 +245,9 @@ def _is_mask(e: Any) -> bool:
 
 
 def take(x: Any, index: Any, dim: int = 0) -> Tensor:
-    """The entries `index` along `dim`; the dims of `index` stand in for `dim`. DataError where one is out of range."""
+    """The entries `index` along `dim`; the dims of `index` stand in for `dim`. DataError where one is out of range; on a device,
+    floats along the first dim are NaN there.
+    """
     return Take.apply(x, index, dim=dim)
 
 

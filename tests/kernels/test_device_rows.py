@@ -93,6 +93,22 @@ def test_an_index_out_of_range_gives_nan_and_no_gradient() -> None:
     np.testing.assert_array_equal(weight.grad.get(), (np.arange(7) == 3)[:, None] * np.ones(8))
 
 
+@pytest.mark.parametrize("shape", [(5,), (5, 3), (5, 2, 4)])
+def test_entries_along_the_first_dim_are_rows_too(shape: tuple[int, ...]) -> None:
+    x, indices = RNG.standard_normal(shape).astype("float32"), np.array([[4, 0, 4], [1, 1, 1]])
+    made = []
+    for place in (np.asarray, put):
+        leaf = Tensor(place(x), requires_grad=True)
+        found = ops.take(leaf, place(indices))
+        (found * found).sum().backward()
+        made.append([a if place is np.asarray else a.get() for a in (found.array, leaf.grad)])
+    for on_host, on_device in zip(*made):
+        np.testing.assert_array_equal(on_device, on_host)
+    with counted() as counts:
+        found = ops.take(put(x), put(np.array([5, -1])))
+    assert counts.n_syncs == 0 and np.isnan(found.array.get()).all()
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_a_label_out_of_range_makes_nan_of_its_row_alone(smoothing: float) -> None:
     logits, labels = RNG.standard_normal((5, 41)).astype("float32"), np.array([40, 41, -1, 1 << 40, -100])
