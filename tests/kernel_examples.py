@@ -257,6 +257,7 @@ EXAMPLES: dict[str, Example] = {
     "triangle": of_shapes((3, 5, 7), then=(-2, False)),
     "scatter_add_rows": Example(lambda rng, dtype: (
         *normal(rng, dtype, (7, 5)), rng.integers(0, 7, 20), *normal(rng, dtype, (20, 5)))),
+    "take_rows": Example(lambda rng, dtype: (*normal(rng, dtype, (7, 5)), rng.integers(0, 7, (4, 5)))),
     "subsample": of_shapes((2, 3, 5, 37), then=(2, 1, 2)),
     "subsample_gradient": of_shapes((2, 6, 3, 19), then=((2, 3, 5, 37), 2, 1)),
     "window_maximum": of_shapes((2, 3, 6, 5), then=(ROWS, COLUMNS)),
@@ -266,6 +267,51 @@ EXAMPLES: dict[str, Example] = {
     "window_total": of_shapes((2, 3, 6, 5), then=(ROWS, COLUMNS), tolerance=1e-6),
     "window_total_gradient": of_shapes((2, 3, 4, 3), then=(ROWS, COLUMNS), tolerance=1e-6),
 }
+
+
+def losses_of(classes: int, smoothing: float, ignore: int | None, training: bool = True, infinite: bool = False) -> Example:
+    """Logits far from 0, so that digits are lost where the largest is not taken off first."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        logits = (100 + 4 * rng.standard_normal((9, classes))).astype(dtype)
+        if infinite:
+            logits[2, 5], logits[4, 0] = -np.inf, -np.inf
+        found = rng.integers(0, classes, 9)
+        found[[1, 6]] = 0 if ignore is None else ignore
+        return logits, found, smoothing, ignore, training
+    return Example(arguments)
+
+
+def gradient_of(classes: int, smoothing: float, ignore: int | None) -> Example:
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        logits, found, *_ = losses_of(classes, smoothing, ignore).arguments(rng, dtype)
+        return logits, found, None, smoothing, ignore, np.asarray(0.5, dtype)
+    return Example(arguments)
+
+
+def rows_taken(n: int, entries: int, width: int) -> Example:
+    return Example(lambda rng, dtype: (*normal(rng, dtype, (entries, width)), rng.integers(0, entries, n)))
+
+
+def rows_added(n: int, entries: int, width: int) -> Example:
+    """Half of the indices are one and the same."""
+    return Example(lambda rng, dtype: (*normal(rng, dtype, (entries, width)), np.where(
+        rng.random(n) < 0.5, rng.integers(0, entries, n), entries // 2), *normal(rng, dtype, (n, width))), 2e-6)
+
+
+def hidden_scores(rng: Any, dtype: Any) -> tuple[Any, ...]:
+    scores, = normal(rng, dtype, (2, 9, 37))
+    scores[0, 3], scores[1, :, :20] = -np.inf, -np.inf                     # a row of zeros; hidden keys
+    return scores, 0.5, False
+
+
+def extremes(rng: Any, dtype: Any) -> tuple[Any, ...]:
+    x = (100 * rng.standard_normal((7, 70))).astype(dtype)
+    x[1, 3:9], x[2, 0], x[3, 69] = -np.inf, np.nan, 1000
+    return (x,)
+
+
+ROWS_OF_VECTORS, WIDE_ROWS, EXTREMES = of_shapes((9, 64)), of_shapes((3, 5003)), Example(extremes)
+TWO_OF_VECTORS, TWO_WIDE = of_shapes((9, 64), (9, 64)), of_shapes((3, 5003), (3, 5003))
 
 
 # More arguments for the device versions alone: paths that the examples above do not take. float32 among the dtypes of an example
@@ -355,4 +401,18 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
     "window_total_gradient": (of_shapes((2, 21, 1, 1), then=PLANE, tolerance=1e-6),
                               of_shapes((2, 5, 20, 20), then=(MANY, MANY), tolerance=1e-6),
                               of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6)),
+    **dict.fromkeys(("softmax", "log_softmax"), (ROWS_OF_VECTORS, WIDE_ROWS, EXTREMES)),
+    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), (TWO_OF_VECTORS, TWO_WIDE)),
+    "cross_entropy": (losses_of(40, 0.0, None), losses_of(5003, 0.0, 3), losses_of(5003, 0.2, None, training=False),
+                      losses_of(40, 0.2, -100, infinite=True), losses_of(1, 0.1, None)),
+    "cross_entropy_grad": (gradient_of(40, 0.0, None), gradient_of(5003, 0.0, 3), gradient_of(4096, 0.2, -100),
+                           gradient_of(1, 0.1, None)),
+    "row_sums": (of_shapes((3, 40_001)), of_shapes((130, 7)), of_shapes((1, 70_000), tolerance=1e-6)),
+    "variances": (of_shapes((2, 5000, 1)), of_shapes((1, 1, 3)), of_shapes((7, 129, 300)), of_shapes((1, 2100, 2))),
+    "take_rows": (rows_taken(300, 40, 64), rows_taken(9, 3, 1037)),
+    "scatter_add_rows": (rows_added(500, 30, 64), rows_added(2500, 300, 24), rows_added(700, 70000, 9), rows_added(1100, 2, 16)),
+    "attention_weights": (of_shapes((5, 24, 64), then=(-0.5, False)), of_shapes((2, 7, 3, 1030), then=(2.0, False)),
+                          of_shapes((3, 40, 40), then=(0.3, True)), Example(hidden_scores)),
+    "attention_weights_gradient": (of_shapes((5, 24, 64), (5, 24, 64), then=(-0.5, False)),
+                                   of_shapes((2, 3, 1030), (2, 3, 1030), then=(2.0, False))),
 }

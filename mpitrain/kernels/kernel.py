@@ -42,6 +42,10 @@ class Kernel:
         assert name not in KERNELS, f"kernel {name!r} defined twice"
         KERNELS[name] = self
 
+    def __deepcopy__(self, memo: Any) -> Kernel:
+        """There is one of each name; and modules, by which device versions are known, have no copies."""
+        return self
+
     def __call__(self, *arguments: Any) -> Any:
         first = arguments[0]
         on_host = type(first) is np.ndarray or (module := array_module(first)) is np

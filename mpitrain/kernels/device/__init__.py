@@ -32,6 +32,11 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("channel_moments", "channel_affine", "channel_sums", "channel_combine", "batch_norm",
                      "batch_norm_gradients"), "batch_norm"),
     **dict.fromkeys(("convolve", "convolve_adjoint", "kernel_gradient"), "convolution"),
+    **dict.fromkeys(("row_sums", "variances"), "moments"),
+    **dict.fromkeys(("softmax", "softmax_grad", "log_softmax", "log_softmax_grad"), "rows"),
+    **dict.fromkeys(("cross_entropy", "cross_entropy_grad"), "rows"),
+    **dict.fromkeys(("take_rows", "scatter_add_rows"), "tables"),
+    **dict.fromkeys(("attention_weights", "attention_weights_gradient"), "attention"),
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
