@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.kernels import attention, flash_attention, lowbit, optimizer, rows, sparse
 from mpitrain.kernels.convolution import Window
-from mpitrain.kernels.dropout import Dropping
+from mpitrain.kernels.dropout import Dropping, DroppingWindow
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.pool import Side, window_maximum
 from mpitrain.kernels.resample import Taps
@@ -45,6 +45,25 @@ def flash_arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
     known = flash_attention.flash_attention.reference(q, k, v, out, 0.3, True, dropping)
     grads = np.empty_like(qkv).transpose(2, 0, 3, 1, 4)
     return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads, dropping
+
+
+def wide_flash_arguments(rng: Any, dtype: Any, backward: bool, queries: int, keys: int, width: int, values: int, causal: bool,
+                         dropping: Dropping | None = None, without: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """Heads in arrays of their own; the gradients at `without` are not asked for."""
+    q, k, v = normal(rng, dtype, (2, 2, queries, width), (2, 2, keys, width), (2, 2, keys, values))
+    out = np.full((2, queries, 2, values), np.nan, dtype).swapaxes(1, 2)
+    if not backward:
+        return q, k, v, out, width ** -0.5, causal, dropping
+    known = flash_attention.flash_attention.reference(q, k, v, out, width ** -0.5, causal, dropping)
+    grads = [None if i in without else np.full_like(x, np.nan) for i, x in enumerate((q, k, v))]
+    return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, width ** -0.5, causal, *grads, dropping
+
+
+# Sizes beside those of tiles, more keys than queries and fewer, each width, and words from places that no part of 4 begins at.
+FLASH = ((33, 129, 32, 24, False, None, (0,)), (130, 65, 64, 64, True, None, (1,)), (64, 128, 128, 128, False, None, (2,)),
+         (67, 70, 72, 136, True, Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.4, 0, np.array([1, 1 << 33], np.uint64))),
+         (67, 70, 64, 64, True, DroppingWindow(np.array([5, 1 << 40], np.uint64), KEY, 0.4, 0, None, (1 << 17, 1 << 18),
+                                               (1, 7, 70001))), (70, 200, 64, 64, True, None), (129, 129, 16, 16, True, None))
 
 
 def joined_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
@@ -259,4 +278,8 @@ EXAMPLES: dict[str, Example] = {
 # More arguments for the device versions alone: paths that the examples above do not take. float32 among the dtypes of an example
 # means that it is tried in 16 bits, too.
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "flash_attention": tuple(Example(lambda rng, dtype, given=given: wide_flash_arguments(rng, dtype, False, *given[:6]), 1e-6)
+                             for given in FLASH),
+    "flash_attention_grad": tuple(Example(lambda rng, dtype, given=given: wide_flash_arguments(rng, dtype, True, *given), 3e-6)
+                                  for given in FLASH),
 }
