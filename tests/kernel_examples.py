@@ -38,12 +38,12 @@ def of_shapes(*shapes: tuple[int, ...], then: tuple[Any, ...] = (), tolerance: f
 def flash_arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
     qkv = rng.standard_normal((2, 70, 3, 3, 19)).astype(dtype)         # heads as a layer cuts them out of one product
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
-    out = np.empty((2, 70, 3, 19), dtype).swapaxes(1, 2)
+    out = np.full((2, 70, 3, 19), np.nan, dtype).swapaxes(1, 2)
     dropping = Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.25, 2)
     if not backward:
         return q, k, v, out, 0.3, True, dropping
     known = flash_attention.flash_attention.reference(q, k, v, out, 0.3, True, dropping)
-    grads = np.empty_like(qkv).transpose(2, 0, 3, 1, 4)
+    grads = np.full_like(qkv, np.nan).transpose(2, 0, 3, 1, 4)
     return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads, dropping
 
 

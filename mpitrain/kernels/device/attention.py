@@ -20,8 +20,8 @@ _SIZES = "L?:b L?:b ib ih iq ik iw iv i i i i i i d d"                # of atten
 _GIVEN = "X~:bhqw X~:bhkw X~:bhkv X~:bhqv"
 
 
-def _for_widths(source: str, name: str, signature: str) -> dict[int, DeviceFunction]:
-    return {width: Source(f"{source}_{width}").function(f"{name}_{width}", signature) for width in WIDTHS}
+def _for_widths(source: str, name: str, signature: str, widths: tuple[int, ...] = WIDTHS) -> dict[int, DeviceFunction]:
+    return {width: Source(f"{source}_{width}").function(f"{name}_{width}", signature) for width in widths}
 
 
 _join = ONCE.function("join", "X!~:bhqv X~:bhqv S!:bhq S!:bhq S:bhq S:bhq ib ih iq iv")
@@ -29,6 +29,19 @@ _row_dots = ONCE.function("row_dots", "X~:bhqv X~:bhqv S!:bhq ib ih iq iv")
 _attend = _for_widths("attention", "attend", f"X~:bhqw X~:bhkw X~:bhkv X!~:bhqv S!:bhq S!:bhq {_SIZES}")
 _query_gradients = _for_widths("attention_gradients", "query_gradients", f"{_GIVEN} X!~:bhqw S:bhq S:bhq S:bhq {_SIZES}")
 _key_gradients = _for_widths("attention_gradients", "key_gradients", f"{_GIVEN} X?!~:bhkw X?!~:bhkv S:bhq S:bhq S:bhq {_SIZES}")
+
+_TENSOR, TENSOR_WIDTHS, TENSOR_THREADS, TENSOR_SIDE = "ib ih iq ik iw iv i d", (64, 128), 128, 64        # attention_tensor.h's
+_tensor_attend = _for_widths("attention_tensor", "tensor_attend", f"X~:bhqw X~:bhkw X~:bhkv X!~:bhqv S!:bhq S!:bhq {_TENSOR}",
+                             TENSOR_WIDTHS)
+_tensor_query_gradients = _for_widths("attention_tensor", "tensor_query_gradients",
+                                      f"{_GIVEN} X!~:bhqw S:bhq S:bhq S:bhq {_TENSOR}", TENSOR_WIDTHS)
+_tensor_key_gradients = _for_widths("attention_tensor", "tensor_key_gradients",
+                                    f"{_GIVEN} X?!~:bhkw X?!~:bhkv S:bhq S:bhq S:bhq {_TENSOR}", TENSOR_WIDTHS)
+
+
+def _on_tensor_cores(q: Array, v: Array, dropping: Dropping | None) -> bool:
+    """A rule on formats and shapes alone."""
+    return q.dtype.itemsize == 2 and dropping is None and max(q.shape[3], v.shape[3]) <= TENSOR_WIDTHS[-1]
 
 
 def _of_width(functions: dict[int, DeviceFunction], q: Array, v: Array) -> DeviceFunction:
@@ -45,16 +58,18 @@ def _side(x: Array) -> int:
     return 32 if x.dtype.name == "float64" else 64
 
 
-def _numbers(q: Array, k: Array, v: Array, scale: float, causal: bool, dropping: Dropping | None) -> tuple[Any, ...]:
-    """What kernels take after their arrays: rows and first words of the dropping, sizes, where words are, and factors."""
-    sizes = (*q.shape[:3], k.shape[2], q.shape[3], v.shape[3], int(causal))
+def _sizes(q: Array, k: Array, v: Array, causal: bool) -> tuple[int, ...]:
+    return *q.shape[:3], k.shape[2], q.shape[3], v.shape[3], int(causal)
+
+
+def _words(q: Array, k: Array, dropping: Dropping | None) -> tuple[tuple[Any, Any], tuple[int, ...], float]:
+    """Of the dropping: (its rows and first words; where words are, and the least that keeps; the factor of what is kept)."""
     if dropping is None:
-        return None, None, *sizes, 0, 0, 0, 0, 0, scale, 1.0
+        return (None, None), (0, 0, 0, 0, 0), 1.0
     first = dropping.first(q.shape[1] * q.shape[2] * k.shape[2])
     firsts, first = (None, first) if isinstance(first, int) else (contiguous(first), 0)
-    key, least = signed(dropping.key), round(dropping.p * WORDS)
-    return (contiguous(dropping.rows), firsts, *sizes, key, first, *dropping.steps(q.shape[2], k.shape[2]), least, scale,
-            dropping.scale)
+    places = signed(dropping.key), first, *dropping.steps(q.shape[2], k.shape[2]), round(dropping.p * WORDS)
+    return (contiguous(dropping.rows), firsts), places, dropping.scale
 
 
 def _rows_of_grid(x: Array) -> tuple[int]:
@@ -67,8 +82,14 @@ def flash_attention(q: Array, k: Array, v: Array, out: Array, scale: float, caus
                     ) -> tuple[Array, Array]:
     q, k, v = along_rows(q), along_rows(k), along_rows(v)
     tops, inverses = (array_module(q).empty(q.shape[:3], computed(q.dtype)) for _ in range(2))
-    grid = (q.shape[0] * q.shape[1] * -(-q.shape[2] // _side(q)),)
-    _of_width(_attend, q, v)(grid, THREADS, q, k, v, out, tops, inverses, *_numbers(q, k, v, scale, causal, dropping))
+    arrays, sizes, heads = (q, k, v, out, tops, inverses), _sizes(q, k, v, causal), q.shape[0] * q.shape[1]
+    if _on_tensor_cores(q, v, dropping):
+        grid = (heads * -(-q.shape[2] // TENSOR_SIDE),)
+        _of_width(_tensor_attend, q, v)(grid, TENSOR_THREADS, *arrays, *sizes, scale)
+    else:
+        rows, places, kept = _words(q, k, dropping)
+        grid = (heads * -(-q.shape[2] // _side(q)),)
+        _of_width(_attend, q, v)(grid, THREADS, *arrays, *rows, *sizes, *places, scale, kept)
     return tops, inverses
 
 
@@ -80,13 +101,18 @@ def flash_attention_grad(q: Array, k: Array, v: Array, out: Array, grad: Array, 
     tops, inverses = (contiguous(x, computed(q.dtype)) for x in (tops, inverses))
     means = array_module(q).empty(tops.shape, tops.dtype)
     _row_dots(_rows_of_grid(grad), THREADS, grad, out, means, *grad.shape)
-    numbers, heads = _numbers(q, k, v, scale, causal, dropping), q.shape[0] * q.shape[1]
+    given, known, sizes, heads = (q, k, v, grad), (tops, inverses, means), _sizes(q, k, v, causal), q.shape[0] * q.shape[1]
+    if _on_tensor_cores(q, v, dropping):
+        functions, threads, side = (_tensor_query_gradients, _tensor_key_gradients), TENSOR_THREADS, TENSOR_SIDE
+        rest: tuple[Any, ...] = (*sizes, scale)
+    else:
+        functions, threads, side = (_query_gradients, _key_gradients), THREADS, _side(q)
+        rows, places, kept = _words(q, k, dropping)
+        rest = *rows, *sizes, *places, scale, kept
     if dq is not None:
-        _of_width(_query_gradients, q, v)((heads * -(-q.shape[2] // _side(q)),), THREADS, q, k, v, grad, dq, tops, inverses, means,
-                                          *numbers)
+        _of_width(functions[0], q, v)((heads * -(-q.shape[2] // side),), threads, *given, dq, *known, *rest)
     if dk is not None or dv is not None:
-        _of_width(_key_gradients, q, v)((heads * -(-k.shape[2] // _side(q)),), THREADS, q, k, v, grad, dk, dv, tops, inverses,
-                                        means, *numbers)
+        _of_width(functions[1], q, v)((heads * -(-k.shape[2] // side),), threads, *given, dk, dv, *known, *rest)
 
 
 @device("join_attention")
