@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.kernels import attention, flash_attention, lowbit, optimizer, rows, sparse
 from mpitrain.kernels.convolution import Window
-from mpitrain.kernels.dropout import Dropping
+from mpitrain.kernels.dropout import Dropping, DroppingWindow
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.pool import Side, window_maximum
 from mpitrain.kernels.resample import Taps
@@ -38,13 +38,32 @@ def of_shapes(*shapes: tuple[int, ...], then: tuple[Any, ...] = (), tolerance: f
 def flash_arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
     qkv = rng.standard_normal((2, 70, 3, 3, 19)).astype(dtype)         # heads as a layer cuts them out of one product
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
-    out = np.empty((2, 70, 3, 19), dtype).swapaxes(1, 2)
+    out = np.full((2, 70, 3, 19), np.nan, dtype).swapaxes(1, 2)
     dropping = Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.25, 2)
     if not backward:
         return q, k, v, out, 0.3, True, dropping
     known = flash_attention.flash_attention.reference(q, k, v, out, 0.3, True, dropping)
-    grads = np.empty_like(qkv).transpose(2, 0, 3, 1, 4)
+    grads = np.full_like(qkv, np.nan).transpose(2, 0, 3, 1, 4)
     return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads, dropping
+
+
+def wide_flash_arguments(rng: Any, dtype: Any, backward: bool, queries: int, keys: int, width: int, values: int, causal: bool,
+                         dropping: Dropping | None = None, without: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """Heads in arrays of their own; the gradients at `without` are not asked for."""
+    q, k, v = normal(rng, dtype, (2, 2, queries, width), (2, 2, keys, width), (2, 2, keys, values))
+    out = np.full((2, queries, 2, values), np.nan, dtype).swapaxes(1, 2)
+    if not backward:
+        return q, k, v, out, width ** -0.5, causal, dropping
+    known = flash_attention.flash_attention.reference(q, k, v, out, width ** -0.5, causal, dropping)
+    grads = [None if i in without else np.full_like(x, np.nan) for i, x in enumerate((q, k, v))]
+    return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, width ** -0.5, causal, *grads, dropping
+
+
+# Sizes beside those of tiles, more keys than queries and fewer, each width, and words from places that no part of 4 begins at.
+FLASH = ((33, 129, 32, 24, False, None, (0,)), (130, 65, 64, 64, True, None, (1,)), (64, 128, 128, 128, False, None, (2,)),
+         (67, 70, 72, 136, True, Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.4, 0, np.array([1, 1 << 33], np.uint64))),
+         (67, 70, 64, 64, True, DroppingWindow(np.array([5, 1 << 40], np.uint64), KEY, 0.4, 0, None, (1 << 17, 1 << 18),
+                                               (1, 7, 70001))), (70, 200, 64, 64, True, None), (129, 129, 16, 16, True, None))
 
 
 def joined_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
@@ -415,4 +434,8 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
                           of_shapes((3, 40, 40), then=(0.3, True)), Example(hidden_scores)),
     "attention_weights_gradient": (of_shapes((5, 24, 64), (5, 24, 64), then=(-0.5, False)),
                                    of_shapes((2, 3, 1030), (2, 3, 1030), then=(2.0, False))),
+    "flash_attention": tuple(Example(lambda rng, dtype, given=given: wide_flash_arguments(rng, dtype, False, *given[:6]), 1e-6)
+                             for given in FLASH),
+    "flash_attention_grad": tuple(Example(lambda rng, dtype, given=given: wide_flash_arguments(rng, dtype, True, *given), 3e-6)
+                                  for given in FLASH),
 }

@@ -36,7 +36,8 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("softmax", "softmax_grad", "log_softmax", "log_softmax_grad"), "rows"),
     **dict.fromkeys(("cross_entropy", "cross_entropy_grad"), "rows"),
     **dict.fromkeys(("take_rows", "scatter_add_rows"), "tables"),
-    **dict.fromkeys(("attention_weights", "attention_weights_gradient"), "attention"),
+    **dict.fromkeys(("attention_weights", "attention_weights_gradient"), "attention_weights"),
+    **dict.fromkeys(("flash_attention", "flash_attention_grad", "join_attention"), "attention"),
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
