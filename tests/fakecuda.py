@@ -1,11 +1,14 @@
 """``xp.cuda`` of the stand-in: streams, events, pinned memory and graphs, all in the order of the program.
 
-Work on any stream is done at once, so a missing wait between two streams is not found here; waits of the host are counted.
+Work on any stream is done at once, so a missing wait between two streams is not found here; waits of the host are counted. With
+`lagging(n)` an asynchronous copy to the host happens when its event has been asked n times: who reads early reads old values.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import device_graphs
@@ -43,21 +46,57 @@ def _wait(what: str) -> None:
     note(sync=what)
 
 
+_lag = 0
+_late: list[Callable[[], Any]] = []               # copies to the host that have not happened
+
+
+@contextmanager
+def lagging(n: int) -> Iterator[None]:
+    global _lag
+    _lag = n
+    try:
+        yield
+    finally:
+        _lag = 0
+
+
+def copy_later(work: Callable[[], Any]) -> None:
+    if _lag:
+        _late.append(work)
+    else:
+        device_graphs.in_place(work)
+
+
 class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False):
         self.seconds: float | None = None
+        self._works: list[Callable[[], Any]] = []
+        self._asked = 0
 
     def record(self, stream: Any = None) -> None:
         def now() -> None:
             self.seconds = time.perf_counter()
+        self._works, self._asked = list(_late), 0
         device_graphs.in_place(now)
+
+    def _reach(self) -> None:
+        for work in self._works:
+            if work in _late:
+                work()
+                _late.remove(work)
+        self._works = []
 
     @property
     def done(self) -> bool:
+        self._asked += 1
+        if self._works and self._asked <= _lag:
+            return False
+        self._reach()
         return True
 
     def synchronize(self) -> None:
         _wait("event")
+        self._reach()
 
 
 def get_elapsed_time(first: Event, second: Event) -> float:
@@ -125,6 +164,14 @@ class MemoryPool:
 
     def free_all_blocks(self) -> None:
         pass
+
+    def malloc(self, size: int) -> None:
+        pass
+
+
+@contextmanager
+def using_allocator(allocator: Any = None) -> Iterator[None]:
+    yield
 
 
 _pool = MemoryPool()

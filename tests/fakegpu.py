@@ -57,7 +57,7 @@ class DeviceArray:
             device_graphs.forbidden("get")
         if out is None:
             return self._memory.copy()
-        device_graphs.in_place(partial(np.copyto, out, self._memory))
+        (device_graphs.in_place if blocking else fakecuda.copy_later)(partial(np.copyto, out, self._memory))
         return out
 
     def set(self, values: np.ndarray, stream: Any = None) -> None:

@@ -54,6 +54,13 @@ def test_a_run_on_the_stand_in_has_the_losses_of_the_host(tmp_path: Path, n: int
     np.testing.assert_allclose([line["grad_norm"] for line in on_device], [line["grad_norm"] for line in on_host], rtol=2e-4)
 
 
+def test_a_loss_that_is_not_finite_ends_a_run_on_a_device_and_nothing_is_saved_after_it(tmp_path: Path) -> None:
+    result = mpirun(1, PROGRAM, "train", write(tmp_path), "train.device=gpu", "run.out=gpu", "optimizer.lr=1e30", "log.every=100",
+                    "optimizer.clip_norm=0.0", "optimizer.warmup_steps=0", "checkpoint.every=25", cwd=tmp_path)
+    assert result.rc == 79 and "the loss of micro-batch 0, from row 0 of the batch on, is " in result.error_lines[0]
+    assert not list((tmp_path / "gpu").glob("checkpoints/step-*"))
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_run_on_the_gpu_has_the_losses_of_the_host(tmp_path, n):
