@@ -15,6 +15,8 @@ from mpitrain.backend.cubins import OPTIONS
 from mpitrain.backend.cublaslt import WORKSPACE, CublasLt, load
 from mpitrain.backend.runtime import Grid, Launch, ProductForm, device_folder
 
+GRAPHS = -1                              # no stream's handle
+
 
 class Cuda:
     """The `Runtime` of CuPy's arrays, on the current device and stream."""
@@ -36,9 +38,10 @@ class Cuda:
         library = self._products(device)
         if library is None:
             return False
-        stream = cupy.cuda.get_current_stream().ptr
+        stream = cupy.cuda.get_current_stream()
+        workspace = self._workspace(device, GRAPHS if stream.is_capturing() else stream.ptr)
         addresses = x.data.ptr, y.data.ptr, out.data.ptr, 0 if bias is None else bias.data.ptr
-        return library.run(form, addresses, alpha, beta, stream, self._workspace(device, stream).data.ptr)
+        return library.run(form, addresses, alpha, beta, stream.ptr, workspace.data.ptr)
 
     @staticmethod
     def _library(device: int) -> CublasLt | None:
@@ -48,7 +51,7 @@ class Cuda:
 
     @staticmethod
     def _memory(device: int, stream: int) -> Any:
-        """The workspace of products on a stream, made at its first one: before a graph is captured there, by its warm-up."""
+        """The workspace of products on a stream; and one for those of all graphs, which are launched one after the other."""
         return cupy.empty(WORKSPACE, "uint8")
 
     @staticmethod

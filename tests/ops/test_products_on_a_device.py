@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakegpu import DeviceArray, counted, put, runtime
+from fakegpu import DeviceArray, counted, put, runtime, xp
 from ops.parity import Trained
 
 from mpitrain import ops
@@ -94,6 +94,25 @@ def test_a_weight_that_is_used_again_gets_its_second_gradient_added_by_the_produ
     if bias:
         close(b.grad, wide[1].grad)
     assert counts.launches["iadd"] == bias                       # of the second bias alone
+
+
+def test_a_layer_and_its_gradients_are_captured_in_a_graph(way: None) -> None:
+    x, weight, bias = put(numbers(35, 21)), leaf(numbers(13, 21), given=True), leaf(numbers(13), given=True)
+    grad = put(numbers(35, 13))
+    ops.linear(x, weight, bias, "relu").backward(grad)
+    weight.grad = bias.grad = None
+    stream = xp.cuda.Stream(non_blocking=True)
+    with stream:
+        stream.begin_capture()
+        made = ops.linear(x, weight, bias, "relu")
+        made.backward(grad)
+        graph = stream.end_capture()
+    for seed in (5, 6):
+        x[...] = put(numbers(35, 21, seed=seed))
+        graph.launch()
+        before = numbers(35, 21, seed=seed).astype("float64") @ numbers(13, 21).T + numbers(13)
+        close(made.array, before.clip(0))
+        close(weight.grad, np.where(before > 0, numbers(35, 13), 0).T @ numbers(35, 21, seed=seed))
 
 
 def test_a_second_backward_adds_to_what_the_first_has_left() -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mpitrain.backend.namespace import Array, array_module
+from mpitrain.backend.namespace import Array
 from mpitrain.kernels.device import device
-from mpitrain.kernels.device.code import computed
 from mpitrain.kernels.device.product import multiply
 from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.sums import column_sums
@@ -38,18 +37,8 @@ def linear_gradients(grad: Array, kept: Array | None, x: Array, weight: Array, a
             sums = None
         else:
             multiply(grad.T, x, out=by_weight, beta=beta)
-    if sums is not None:
-        _column_sums(grad, sums)
-    return grad, multiply(grad, weight) if wanted else None
-
-
-def _column_sums(grad: Array, sums: Array) -> None:
-    """In the format that `sums` has, be it that of the sums themselves beside 16 bits of the gradient."""
-    if not grad.size:
-        sums[...] = 0
-    elif grad.dtype == sums.dtype:
+    if sums is not None and grad.size:
         column_sums(grad, sums)
-    else:
-        from mpitrain.kernels.device.sums import column_sums as of_device
-        of_device(grad, sums)
-    assert sums.dtype in (grad.dtype, computed(grad.dtype)) and array_module(grad) is array_module(sums)
+    elif sums is not None:
+        sums[...] = 0
+    return grad, multiply(grad, weight) if wanted else None
