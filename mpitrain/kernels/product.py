@@ -46,11 +46,11 @@ def product(x: Array, y: Array, bias: Array | None = None, out: Array | None = N
     return _product(x, y, bias, out)
 
 
-def products(x: Array, y: Array, operands: str = "") -> Array:
+def products(x: Array, y: Array, operands: str = "", out: Array | None = None) -> Array:
     """x (..., M, K) y (..., K, N), whose leading dims broadcast. On the host `operands` is for `product` alone."""
     if type(x) is not np.ndarray and on_device(x, y):
-        return _multiply()(x, y, operands=operands)
-    return array_module(x).matmul(x, y)
+        return _multiply()(x, y, None, out, operands=operands)
+    return array_module(x).matmul(x, y, out=out)
 
 
 def add_product(x: Array, y: Array, out: Array, operands: str = "") -> Array:
