@@ -35,9 +35,10 @@ ONE = _count_of_one()                                 # The reference count of a
 
 def is_private(array: Array) -> bool:
     """True where memory that is shown by `array`, and by no other variable, is whole, writable, and nobody else's."""
-    if type(array) is not np.ndarray:
-        return False
     flags = array.flags
+    if type(array) is not np.ndarray:                 # CuPy's views keep the array that has the memory, too
+        return bool(flags.c_contiguous) and (
+            bool(flags.owndata) or (type(array.base) is type(array) and getrefcount(array.base) == ONE))
     return flags.c_contiguous and flags.writeable and (
         flags.owndata or (type(array.base) is np.ndarray and array.base.flags.owndata and getrefcount(array.base) == ONE))
 

@@ -84,6 +84,7 @@ class Backward:
         self.touched: dict[int, Tensor] = {}          # leaves that got a contribution in this pass
         self.private: set[int] = set()                # leaves that no other pass knows: a recomputed block's inputs
         self.handed_out: dict[int, Array] = {}        # memory that `Context.out` made, not yet landed
+        self.added: set[int] = set()                  # leaves whose `Context.so_far` an op has, which it will return
         self.deferred: list[tuple[Context, list[Array]]] = []
         self.watchers: list[tuple[int, int, Callable[[], None]]] = []    # heap of (-sequence, order, callback)
 
@@ -207,6 +208,8 @@ class Backward:
         if contribution is not None:
             if leaf.grad is None and contribution is leaf.grad_buffer:
                 leaf.grad = contribution              # the op wrote it there
+            elif self.added and contribution is leaf.grad and id(leaf) in self.added:
+                self.added.remove(id(leaf))           # the op added it there
             else:
                 handed_out = self.handed_out and self.handed_out.pop(id(contribution), None) is not None
                 add_to_leaf(leaf, contribution, ours or bool(handed_out))
@@ -237,13 +240,16 @@ class Backward:
         self.touched[id(leaf)] = leaf
         self.arrive(leaf)
 
-    def _out(self, node: Context, i: int) -> Array | None:
+    def _out(self, node: Context, i: int, so_far: bool = False) -> Array | None:
         leaf = node.edges[i]
-        if not isinstance(leaf, Tensor) or leaf.grad is not None or not node.needs[i]:
+        if not isinstance(leaf, Tensor) or (leaf.grad is None) == so_far or not node.needs[i]:
             return None
         for place, edge in enumerate(node.edges):
             if edge is leaf and place != i:
                 return None
+        if so_far:
+            self.added.add(id(leaf))
+            return leaf.grad
         if leaf.grad_buffer is None:              # new memory, known to be nobody else's: no copy on landing
             fresh = node.xp.empty(*node.leaf_meta[i])
             self.handed_out[id(fresh)] = fresh
