@@ -117,14 +117,17 @@ def _gradients(ctx: Context, grad: Array, around: Array | None, needed: bool, ce
     x, weight, means, inverses = ctx.saved[:4]
     needs_weight, needs_bias = ctx.needs[-2:]
     beside = None if around is None else _rows(around, weight)
-    dx, product, plain, dropped = row_norm_gradients(_rows(grad, weight), _rows(x, weight), _flat(weight), beside, means,
-                                                     inverses, centred, (needed, needs_weight or needs_bias), bits, p)
+    place = len(ctx.needs) - 2
+    outs = ctx.out(place) if needs_weight else None, ctx.out(place + 1) if needs_bias else None
+    dx, product, plain, dropped = row_norm_gradients(
+        _rows(grad, weight), _rows(x, weight), _flat(weight), beside, means, inverses, centred,
+        (needed, needs_weight or needs_bias), bits, p, (_flat(outs[0]), _flat(outs[1])))
     if centred and weight.size == 1 and around is None and needed:
         dx[...] = 0                               # a number alone is its own mean: what the loops leave is rounding
     return (_as(dx, x) if needed else None,
             None if dropped is None else _as(dropped, x),
-            _as(product, weight) if needs_weight else None,
-            _as(plain, weight) if needs_bias else None)
+            outs[0] if outs[0] is not None else _as(product, weight) if needs_weight else None,
+            outs[1] if outs[1] is not None else _as(plain, weight) if needs_bias else None)
 
 
 def _derivatives(ctx: Context, x: Tensor, weight: Tensor, grad: Tensor, needed: bool, centred: bool) -> tuple[Any, ...]:

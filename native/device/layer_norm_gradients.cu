@@ -50,12 +50,20 @@ template <class T> struct Gradients {
     }
 };
 
-/* The sums of a block's groups of up to 32 threads, which have the same columns, become those of the block: first of the groups
-   of a warp, then of the warps one after the other. */
+/* The sums of a block over its rows. Those of groups of up to 32 threads, which have the same columns, are added up: first of the
+   groups of a warp, then of the warps one after the other. */
 template <int N, class S>
 __device__ __forceinline__ void write_sums(S (*sums)[8], S *to, int64 columns, int lane, int group) {
     __shared__ S totals[8][32 * N];
     const int warp = threadIdx.x / 32;
+    if (group > 32) {                                                 /* the block has one group */
+#pragma unroll
+        for (int k = 0; k < N; ++k) {
+            const int64 at = 8 * ((int64)lane + k * group);
+            store_some(to + at, sums[k], columns - at);
+        }
+        return;
+    }
     for (int lanes = group; lanes < 32; lanes <<= 1) {
 #pragma unroll
         for (int k = 0; k < N; ++k)
@@ -120,18 +128,8 @@ template <int N, class T> __device__ __forceinline__ void row_gradients(Gradient
         }
     }
     if (!r.partial) return;
-    S *by_product = r.partial + blockIdx.x * r.columns, *by_grad = by_product + gridDim.x * r.columns;
-    if (group <= 32) {
-        write_sums<N>(products, by_product, r.columns, lane, group);
-        write_sums<N>(plain, by_grad, r.columns, lane, group);
-        return;
-    }
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-        const int64 at = 8 * ((int64)lane + k * group);
-        store_some(by_product + at, products[k], r.columns - at);
-        store_some(by_grad + at, plain[k], r.columns - at);
-    }
+    write_sums<N>(products, r.partial + blockIdx.x * r.columns, r.columns, lane, group);
+    write_sums<N>(plain, r.partial + (gridDim.x + blockIdx.x) * r.columns, r.columns, lane, group);
 }
 
 /* Gradients of rows of any length: a block has a row, which it reads twice. */

@@ -96,7 +96,10 @@ def test_two_runs_of_a_gradient_have_the_same_bits(rows: int, columns: int, devi
     _, put, _ = open_device(device)
     x, _, grad, _, weight, _ = numbers("float32", rows, columns)
     _, _, means, inverses, _ = row_norm(put(x), None, put(weight), None, 1e-5, True)
-    runs = [row_norm_gradients(put(grad), put(x), put(weight), None, means, inverses, True, (True, True)) for _ in range(2)]
+    given = put(np.full((2, columns), np.nan, "float32"))
+    runs = [row_norm_gradients(put(grad), put(x), put(weight), None, means, inverses, True, (True, True), None, 0.0, outs)
+            for outs in ((None, None), (given[0], given[1]))]
+    np.testing.assert_array_equal(given[0].get(), runs[0][1].get())
     for one, other in zip(runs[0][:3], runs[1][:3]):
         np.testing.assert_array_equal(one.get(), other.get())
     right = row_norm_gradients.reference(*double(grad, x, weight), None, *double(means.get(), inverses.get()), True, (True, True))
@@ -124,6 +127,10 @@ def test_memory_that_lies_askew_and_arrays_without_numbers(device: str) -> None:
     rows, weight = x[1:].reshape(7, 264), w[1:]
     made = row_norm(put(x)[1:].reshape(7, 264), None, put(w)[1:], None, 1e-5, True)
     near(made[0], row_norm.reference(*double(rows), None, *double(weight), None, 1e-5, True)[0], 4e-6)
+    other = xp.empty(264, "float16")               # memory for a sum that has another format gets it rounded
+    sums = row_norm_gradients(put(rows), put(rows), put(weight), None, *made[2:4], True, (False, True), None, 0.0, (None, other))
+    assert sums[2] is other and sums[0] is sums[3] is None
+    near(other, rows.astype("float64").sum(0), 1e-3)
     for shape in ((0, 8), (3, 0)):
         empty, one = xp.empty(shape, "float32"), xp.ones(shape[1], "float32")
         y, _, means, inverses, _ = row_norm(empty, None, one, None, 1e-5, True)

@@ -8,7 +8,7 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.device import device
 from mpitrain.kernels.device.code import DeviceFunction, Source, computed, contiguous
 from mpitrain.kernels.dropout import WORDS, Dropping
-from mpitrain.kernels.layer_norm import Gradients, Normed
+from mpitrain.kernels.layer_norm import Gradients, Normed, Outs
 from mpitrain.kernels.library import misfit
 from mpitrain.kernels.random import signed
 
@@ -83,15 +83,20 @@ def _dropped(dropping: Dropping, x: Array) -> tuple[Any, ...]:
 
 @device("row_norm_gradients")
 def row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | None, means: Array, inverses: Array, centred: bool,
-                       wanted: tuple[bool, bool], bits: Array | None = None, p: float = 0.0) -> Gradients:
+                       wanted: tuple[bool, bool], bits: Array | None = None, p: float = 0.0,
+                       outs: Outs = (None, None)) -> Gradients:
     xp, grad, x, made_in, (rows, columns) = array_module(x), contiguous(grad), contiguous(x), computed(x.dtype), x.shape
     if bits is not None and columns % 8:
         misfit("row_norm_gradients with dropout, in parts of 8", x)
     dx = xp.empty(x.shape, x.dtype) if wanted[0] else None
     dropped = xp.empty(x.shape, x.dtype) if bits is not None and wanted[0] else None
-    product, plain = (xp.zeros(columns, made_in), xp.zeros(columns, made_in)) if wanted[1] else (None, None)
+    product, plain = [xp.empty(columns, made_in) if out is None or out.dtype != made_in else out
+                      for out in outs] if wanted[1] else (None, None)
     if not x.size or not any(wanted):
-        return dx, product, plain, dropped
+        for sums in (product, plain):
+            if sums is not None:
+                sums[...] = 0
+        return dx, *_landed(outs, (product, plain)), dropped
     how = plan(columns, x.dtype.itemsize)
     blocks = min(-(-rows // how.rows), BLOCKS) if how.units else -(-rows // ROWS_A_SUM)
     partial = xp.empty((2, blocks, columns), made_in) if wanted[1] else None
@@ -110,4 +115,14 @@ def row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | Non
             run(_gradients[-1], (-(-columns // how.group), blocks), None, partial)
     if partial is not None:
         _totals[made_in]((-(-columns // 32), 2), 32 * TOTAL_WARPS, partial, product, plain, blocks, columns)
-    return dx, product, plain, dropped
+    return dx, *_landed(outs, (product, plain)), dropped
+
+
+def _landed(outs: Outs, made: Outs) -> Outs:
+    """What was made for `outs`, there: memory of another dtype gets a copy."""
+    found: list[Array | None] = []
+    for out, values in zip(outs, made):
+        if out is not None and values is not None and values is not out:
+            out[...] = values
+        found.append(values if out is None or values is None else out)
+    return found[0], found[1]
