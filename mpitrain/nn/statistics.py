@@ -88,7 +88,7 @@ class Running:
             momentum = 1.0 / float(self.steps.array)
         for buffer, mean in zip(self.buffers, means, strict=True):
             old = buffer.array
-            array_module(old).add((1.0 - momentum) * old, momentum * mean, out=old, casting="same_kind")
+            array_module(old).add((1.0 - momentum) * old, momentum * mean, out=old)
             buffer.mark_changed()
 
 

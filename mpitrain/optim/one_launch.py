@@ -10,7 +10,7 @@ A launch that reads what differs from step to step from memory can be captured a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -18,11 +18,35 @@ from mpitrain.backend import Array, array_module, asnumpy, overwrite
 from mpitrain.backend.runtime import runtime
 from mpitrain.kernels.device.code import FORMATS, computed, contiguous
 from mpitrain.kernels.device.optimizer import RULES, tiles_of
+from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.optimizer import FACTOR, FOUND
-from mpitrain.optim.optimizer import Optimizer, Run
 from mpitrain.optim.places import memory_of, place_in
 
 MOST_TABLES = 256            # lists of runs whose tables are kept: as many as there are buckets, or parts with gradients
+
+
+class Run(Protocol):
+    """Elements [start, stop) that are updated alike: an `optimizer.Run`."""
+
+    @property
+    def start(self) -> int: ...
+    @property
+    def stop(self) -> int: ...
+    @property
+    def decay(self) -> float: ...
+
+
+class Updater(Protocol):
+    """What is asked of an optimizer here."""
+
+    storage: Any
+    state: dict[str, Array]
+    kernel: Kernel | None
+    condensed: bool
+    launch: Any
+
+    def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]: ...
+    def change(self, run: Any, gradients: Array, lr: float, step: int, scale: float) -> None: ...
 
 
 class Table(NamedTuple):
@@ -36,7 +60,7 @@ class Table(NamedTuple):
 class OneLaunch:
     """The update of an optimizer that has a kernel. Values and gradients may be parts of other arrays (`places.memory_of`)."""
 
-    def __init__(self, optimizer: Optimizer):
+    def __init__(self, optimizer: Updater):
         self.optimizer = optimizer
         assert optimizer.kernel is not None
         self.rule = RULES[optimizer.kernel.name]
@@ -71,7 +95,7 @@ class OneLaunch:
         return Table(decays, xp.asarray(tiles_of(rows)), xp.empty((len(decays), self.rule.scalars), computed(memory.dtype)))
 
 
-def change(optimizer: Optimizer, runs: Sequence[Run], gradients: Any, lr: float, step: int, scale: float,
+def change(optimizer: Updater, runs: Sequence[Run], gradients: Any, lr: float, step: int, scale: float,
            numbers: Array | None) -> None:
     """The update of `runs` by one launch. Where the rule is more than a kernel, or there is no device, they are updated one after
     the other, and the host waits for `numbers`."""
@@ -100,10 +124,10 @@ def copy_of(storage: Any) -> Array | None:
     return found
 
 
-def one_launch(optimizer: Optimizer) -> OneLaunch | None:
-    """The update by one launch; None where the optimizer's rule is more than a kernel, and on a device that runs no kernels."""
+def one_launch(optimizer: Updater) -> OneLaunch | None:
+    """The update by one launch; None where it has no kernel for that, and on a device that runs no kernels."""
     values, kernel = memory_of(optimizer.storage.values), optimizer.kernel
-    usable = kernel is not None and kernel.name in RULES and type(optimizer).change is Optimizer.change
-    if not usable or optimizer.condensed or values.dtype.name not in FORMATS or runtime(array_module(values).__name__) is None:
+    usable = kernel is not None and kernel.name in RULES and not optimizer.condensed
+    if not usable or values.dtype.name not in FORMATS or runtime(array_module(values).__name__) is None:
         return None
     return OneLaunch(optimizer)

@@ -152,7 +152,7 @@ class Optimizer:
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
         self._extents = {s.name: (s.start, s.stop) for s in storage.segments}
         self._on_device = array_module(memory_of(storage.values)) is not np
-        self.launch: Any = False                  # An `one_launch.OneLaunch`, or None; False before it has been looked for.
+        self.launch: Any = False if type(self).change is Optimizer.change else None   # A `OneLaunch`; False: not looked for yet.
         self._frozen: list[str] | None = None
         self._all_runs: list[Run] = []
 

@@ -49,7 +49,7 @@ class Rule:
             raise ShapeError(f"{self.name}: {n} values have {gradients.size} gradients and a state of {kept}")
         blocks = -(-n // TILE) if tiles is None else len(tiles)
         if blocks:
-            half = copy is not None and copy.dtype.name == "float16"
+            half = int(copy is not None and copy.dtype.name == "float16")
             self._run((blocks,), WIDE, values, gradients, *(*state, None, None, None)[:3], scalars, tiles, copy, numbers, n,
                       gradients.size, kept, 0 if tiles is None else blocks, *scalars.shape, half)
 
