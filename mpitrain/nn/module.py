@@ -224,8 +224,10 @@ class Module(Checked):
         check_state({name: leaf.shape for name, leaf in own.items()}, state, "the model")
         for name, leaf in own.items():
             values = state[name].array if isinstance(state[name], Tensor) else state[name]
-            leaf.xp.copyto(leaf.array, leaf.xp.asarray(values, dtype=leaf.dtype))
+            leaf.xp.copyto(leaf.master, leaf.xp.asarray(values, dtype=leaf.master.dtype))
             leaf.mark_changed()
+        for parameter in self.parameters():
+            parameter.round()
 
     def train(self: Self, training: bool = True) -> Self:
         """Dropout drops, batch norm uses the batch's statistics; `eval()` is the opposite."""

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.autograd.tensor import read_only
 from mpitrain.backend import Array, stream_key
 from mpitrain.errors import GraphError, ShapeError
 from mpitrain.nn.arguments import Checked
@@ -44,6 +45,7 @@ class Described(Checked, Tensor):
     """
 
     __slots__ = ("_groups", "_shape", "global_shape", "init", "name", "offset", "placement")
+    is_leaf_of_model = True
 
     def __init__(self, shape: Sequence[int], init: Initialiser):
         super().__init__(np.empty(0, np.float32))
@@ -80,6 +82,15 @@ class Described(Checked, Tensor):
         except AttributeError:
             return False
         return True
+
+    @property
+    def master(self) -> Array:
+        """The array of the values that are trained, saved and sent; `array` is what operations read."""
+        return self.array
+
+    @property
+    def data(self) -> Array:
+        return read_only(self.master)
 
     @property
     def shape(self) -> Shape:
@@ -214,16 +225,20 @@ class Parameter(Described):
     `operands` "bfloat16" lets matrix products with it round what they multiply; set by the storage of a model in that precision.
     `twin_of` is the name of another parameter whose values this one always has: see `Sequential.untie`.
 
+    On a device `array` may be a copy in 16 bits, rounded from `master` after each change, whose gradient has the master's format.
+    ``rounded=False``: never, as for the gains of norms, which are small and read in float32.
+
     Memory may come and go. Without `array`, `away` says why (default: it was never given any). Without `grad_buffer`, the first
     who asks for that is lent one by `lend`.
     """
 
-    __slots__ = ("away", "decay", "home", "lend", "operands", "trained_from", "twin_of")
+    __slots__ = ("away", "decay", "home", "lend", "operands", "rounded", "trained_from", "twin_of", "unrounded")
     is_parameter = True
 
-    def __init__(self, shape: Sequence[int], init: Initialiser, *, decay: bool = True):
+    def __init__(self, shape: Sequence[int], init: Initialiser, *, decay: bool = True, rounded: bool = True):
         super().__init__(shape, init)
-        self.decay = decay
+        self.decay, self.rounded = decay, rounded
+        self.unrounded: Array | None = None                   # the master, where `array` is a copy
         self.operands = ""
         self.twin_of = ""
         self.away = ""
@@ -241,15 +256,30 @@ class Parameter(Described):
         return super().__getattr__(attribute)
 
     @property
+    def master(self) -> Array:
+        return self.array if self.unrounded is None else self.unrounded
+
+    def bind(self, values: Array, copy: Array | None = None) -> None:
+        """Gives it memory: of its values, and of a copy of them in 16 bits, where operations are to read one."""
+        self.array, self.unrounded = (values, None) if copy is None or not self.rounded else (copy, values)
+
+    def round(self) -> None:
+        """Makes the copy anew, after its values have changed."""
+        if self.unrounded is not None:
+            self.array[...] = self.unrounded
+
+    @property
     def key(self) -> str:
         return self.twin_of or self.name
 
     def like(self, another: Another) -> Described:
-        return Parameter(self.global_shape, self.init, decay=self.decay) if type(self) is Parameter else super().like(another)
+        if type(self) is not Parameter:
+            return super().like(another)
+        return Parameter(self.global_shape, self.init, decay=self.decay, rounded=self.rounded)
 
     def twin(self, name: str) -> Parameter:
         """Another parameter with the values of this one, cut as it is, which the whole model calls `name`."""
-        other = Parameter(self.global_shape, self.init, decay=self.decay)
+        other = Parameter(self.global_shape, self.init, decay=self.decay, rounded=self.rounded)
         other._shape, other._groups = self._shape, self._groups
         other.offset, other.placement = self.offset, dict(self.placement)
         other.twin_of = self.twin_of or name

@@ -38,7 +38,7 @@ def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, devic
                 taken, output = _timed(part, name, given, device)
             seconds.append(taken)
         found.append(min(seconds[1:]))
-        given = Tensor(output, requires_grad=output.dtype.kind == "f")
+        given = Tensor(output, requires_grad=is_float(output.dtype))
         forget(part)
     return found
 

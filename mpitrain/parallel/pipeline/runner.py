@@ -196,7 +196,7 @@ class Pipeline:
         with self.span("wait", f"wait for {action}"):
             array = self.feed.device.put(self.neighbours.take(action.kind, self.stage.virtual(action.chunk), action.micro))
         self.waited_s += time.perf_counter() - began
-        needs = action.kind == "F" and array.dtype.kind == "f"
+        needs = action.kind == "F" and is_float(array.dtype)
         return Tensor(array, requires_grad=needs)
 
     def _total(self) -> float:
