@@ -27,8 +27,8 @@ from mpitrain.autograd.tensor import Tensor
 
 __all__ = ["Backward", "Context", "Deferred", "Function", "Operation", "Tensor", "Value", "batch_share", "current_walk",
            "differentiate", "enable_grad", "grad", "grad_enabled", "gradcheck", "hessian", "hvp", "in_place_of_forward",
-           "in_single", "jacobian", "jvp", "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record", "row_by_row",
-           "run_backward", "stand_in", "vjp"]
+           "in_single", "jacobian", "jvp", "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record",
+           "row_by_row", "run_backward", "stand_in", "vjp"]
 
 Tensor.backward = run_backward
 Function.conjugating = staticmethod(conjugating)

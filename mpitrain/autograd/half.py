@@ -9,8 +9,8 @@
     "loss"          It takes them as they are, and results stay float32.
     "any"           Inputs and results are whatever they are: it is no arithmetic (recomputation, hooks, messages).
 
-Numbers without dims stay float32: they are sums over all elements, such as losses. As with PyTorch's autocast, a tensor of float32
-that was computed makes the result float32. Parameters, constants, and tensors without dims do not: they are rounded.
+Numbers without dims stay float32: they are sums over all elements, such as losses. As with PyTorch's autocast, a tensor of
+float32 that was computed makes the result float32. Parameters, constants, and tensors without dims do not: they are rounded.
 """
 
 from __future__ import annotations
@@ -58,8 +58,9 @@ def apply_around(function: Any, half: Any, inputs: tuple[Any, ...], params: dict
     result = function.apply(*[cast(x, dtype=SINGLE) if dtype == half else x for x, dtype in zip(inputs, formats)], **params)
     if promotes or function.half == "loss":
         return result
-    made = [cast(x, dtype=half) if x.dtype == SINGLE and x.ndim else x for x in (result if isinstance(result, tuple) else (result,))]
-    return tuple(made) if isinstance(result, tuple) else made[0]
+    several = isinstance(result, tuple)
+    made = [cast(x, dtype=half) if x.dtype == SINGLE and x.ndim else x for x in (result if several else (result,))]
+    return tuple(made) if several else made[0]
 
 
 def result_beside(ctx: Context, value: Array, wanted: Any) -> Array:

@@ -49,7 +49,8 @@ def half_dtype(name: str) -> np.dtype[Any]:
     except ImportError:
         raise ConfigError('train.precision = "bfloat16" on a GPU needs the package ml_dtypes; install mpitrain[cuda12] or '
                           '[cuda13], or set train.precision = "float32"') from None
-    return np.dtype(bfloat16)
+    found: np.dtype[Any] = np.dtype(bfloat16)
+    return found
 
 
 def is_float(dtype: Any) -> bool:

@@ -84,8 +84,8 @@ def same_bits(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]
 
 def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     way = config.optimizer.offload
-    if config.train.precision == "bfloat16" and on_gpu:
-        yield ConfigError('train.precision = "bfloat16" is for train.device = "cpu", found "gpu"; set train.precision = '
+    if config.train.precision == "float16" and not on_gpu:
+        yield ConfigError('train.precision = "float16" is for train.device = "gpu", found "cpu"; set train.precision = '
                           '"float32"')
     if way == "host" and not on_gpu:
         yield ConfigError('optimizer.offload = "host" keeps optimizer state in host memory, where it is already with '

@@ -89,8 +89,8 @@ def _in_blocks(x: Array, out: Array | None = None) -> Array:
 
 
 def sum_over(x: Array, dims: tuple[int, ...] | int | None, keepdims: bool = False) -> Array:
-    """``x.sum(dims)``, in blocks where that adds up more than `ROWS` numbers that lie apart in memory; a new array. Of 16 bits, in
-    float32."""
+    """``x.sum(dims)``, in blocks where that adds up more than `ROWS` numbers that lie apart in memory; a new array. Of
+    16 bits, in float32."""
     if x.size <= ROWS or x.dtype not in IN_C:
         return x.sum(axis=dims, keepdims=keepdims, dtype="float32" if is_half(x.dtype) else None)
     gapless = x.flags.c_contiguous or x.flags.f_contiguous

@@ -3,9 +3,9 @@
     values  [ embed.weight ....... |pad| block0.weight ... |pad| block0.bias .|pad| ... ]
               ^ start       ^ stop
 
-Gradients and optimizer state use the same layout, so reduction, norm and update are loops over flat slices. So does `compute`, the
-copy of the values in 16 bits that operations read where a device computes in those, and the values are float32. Each
-parameter begins on a multiple of 16 elements: 64 bytes in float32, and the same table in float64. What lies between is zero.
+Gradients and optimizer state use the same layout, so reduction, norm and update are loops over flat slices. So does `compute`,
+the copy of float32 values in 16 bits that operations read where a device computes in those. Each parameter begins on a multiple
+of 16 elements: 64 bytes in float32, and the same table in float64. What lies between is zero.
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ class FlatStorage(FlatLayout):
     """Memory for parameters: `values` holds all, each `parameter.master` is a view into it; `compute`, where there is one, the
     copies in 16 bits that are each `parameter.array`, but for parameters that are not `rounded`.
 
-    Whoever writes values calls `refresh` before somebody computes. The memory is not cleared here, since several ranks may share it: `initialise` writes every element.
+    Whoever writes values calls `refresh` before somebody computes. The memory is not cleared here, since several ranks may share
+    it: `initialise` writes every element.
     """
 
     def __init__(self, parameters: Sequence[Parameter], dtype: str = "float32", device: Device = CPU,

@@ -29,8 +29,11 @@ class HostStorage:
         self.device_storage, self.allocate, self.segments = storage, allocate, storage.segments
         self.dtype = np.dtype(str(storage.values.dtype))
         self.values: Array = np.zeros(storage.values.shape, self.dtype)
-        self.views = storage.views
+        self.views, self.compute = storage.views, None
         self.attach_gradients = storage.attach_gradients      # An optimizer's `step` is not for state on the host, `update` is.
+
+    def refresh(self, segments: Sequence[Segment] | None = None) -> None:
+        """Nothing: the copies in 16 bits are the device's."""
 
     def memory(self, size: int, allocate: Allocate | None = None) -> Array:
         """A host array of so many elements; its content is undefined."""
@@ -83,6 +86,7 @@ class OnHost(Optimizer):
         self.inner.update(self._gradients, lr=lr, step=step, scale=scale, segments=segments)
         for s in chosen:
             overwrite(self.device_storage.values[s.start:s.stop], self.host.values[s.start:s.stop])
+        self.device_storage.refresh(segments)
         self.steps, self._seen = step, self._changes()
 
     def restart(self) -> None:

@@ -14,8 +14,8 @@ from mpitrain.nn.by_name import ByName
 
 
 class Feed:
-    """`inputs` become the model's dtype unless they are tokens; float `targets` too, labels stay integers. With a `compute` dtype,
-    of 16 bits, float inputs are rounded to that once they are on the device.
+    """`inputs` become the model's dtype unless they are tokens; float `targets` too, labels stay integers. Where `compute`, the
+    dtype of activations, has 16 bits, float inputs are rounded to it once they are on the device.
 
     `part` gives this rank's part of the samples of a host batch (default: all).
     """

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
-from mpitrain.backend import Array, asnumpy, random
+from mpitrain.backend import Array, asnumpy, is_float, random
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import MicroBatch
 from mpitrain.errors import ConfigError, GraphError, NumericsError, ShapeError, say_own_place
