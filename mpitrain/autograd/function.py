@@ -254,7 +254,7 @@ def _as_output(ctx: Context, value: Any, wanted: Any) -> Tensor:
             raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected float32 or float64; convert the inputs "
                              "first")
     elif dtype is not wanted and dtype != wanted and (dtype.kind == "f" or ctx.function.result_dtype is not None):
-        if not is_half(wanted):
+        if not (is_half(wanted) or is_half(dtype)) or ctx.xp is np:
             raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
         value = result_beside(ctx, value, wanted)
     return Tensor(value)

@@ -36,6 +36,7 @@ class Loss(Checked):
     outputs_are = "logits"
     bounds = (-math.inf, math.inf)           # the targets lie in it, which a run makes sure of before it starts, ...
     among: tuple[float, ...] = ()            # ... and are some of these numbers, if there are any
+    takes_half = False                       # whether it takes outputs of 16 bits; others get them in float32
     counted_weight: Any = None                    # of classes: weights whose sum is the count; a run wants them 0 or more
 
     @door
@@ -93,6 +94,7 @@ class CrossEntropy(Loss):
     """
 
     kind = "classes"
+    takes_half = True
 
     def __init__(self, label_smoothing: float = 0.0, ignore_index: int | None = None, weight: Sequence[float] | None = None):
         if not 0.0 <= label_smoothing <= 1.0:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
+from mpitrain.autograd import Deferred, Tensor, in_single, part_of_batch, run_backward
 from mpitrain.backend import Array, asnumpy, is_float, random
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import MicroBatch
@@ -230,6 +230,7 @@ class Pipeline:
         if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
             return output
         target = self.feed.targets(micro.y)
+        output = output if getattr(self.loss, "takes_half", False) else in_single(output)
         loss: Tensor = self.loss(output, target)
         return loss if self.teach is None else self.teach(micro, output, target, loss)
 
