@@ -59,14 +59,18 @@ def trained(comm: Any, kind: str, precision: str, model: Any, inputs: Any, pp: i
 
 
 @pytest.mark.parametrize("precision", HALF)
-def test_a_run_has_nearly_the_losses_of_float32_and_its_bits_in_any_cut_of_states(comm: Any, precision: str) -> None:
-    options = {"micro_batches": comm.size}
-    full, _ = trained(comm, "none", "float32", gpt(), tokens(), **options)
-    whole = trained(comm, "none", precision, gpt(), tokens(), **options)
-    np.testing.assert_allclose(whole[0], full, rtol=3e-2)
-    assert whole[0] != full
+def test_a_run_has_nearly_the_losses_of_float32(comm: Any, precision: str) -> None:
+    full, _ = trained(comm, "none", "float32", gpt(), tokens(), steps=2)
+    whole, _ = trained(comm, "none", precision, gpt(), tokens(), steps=2)
+    np.testing.assert_allclose(whole, full, rtol=3e-2)
+    assert whole != full
+
+
+def test_any_cut_of_states_has_the_bits_of_whole_ones(comm: Any) -> None:
+    options = {"micro_batches": comm.size, "steps": 3}
+    whole = trained(comm, "none", "bfloat16", mlp(), numbers(), **options)
     for kind in STATES[1:] if comm.size > 1 else ():
-        found = trained(comm, kind, precision, gpt(), tokens(), **options)
+        found = trained(comm, kind, "bfloat16", mlp(), numbers(), **options)
         np.testing.assert_allclose(found[0], whole[0], rtol=1e-3)
         assert found[1] == whole[1] or comm.size > 2, kind
 
@@ -74,7 +78,7 @@ def test_a_run_has_nearly_the_losses_of_float32_and_its_bits_in_any_cut_of_state
 def test_stages_send_each_other_16_bits(comm: Any) -> None:
     if comm.size % 2:
         pytest.skip("an odd number of ranks")
-    options = {"micro_batches": 2 * comm.size}
+    options = {"micro_batches": 2 * comm.size, "steps": 2}
     whole, _ = trained(comm, "none", "bfloat16", gpt(), tokens(), **options)
     found, _ = trained(comm, "none", "bfloat16", gpt(), tokens(), pp=2, **options)
     np.testing.assert_allclose(found, whole, rtol=1e-2)
