@@ -230,9 +230,7 @@ class State:
             kind.read(checkpoint)
         if self.policy is not None:
             self.policy.values_written()
-            self.policy.refresh()
-        else:
-            round_copies(self.model)
+        self.model.round_parameters()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
         self._compare(checkpoint, [kind for kind in kept if isinstance(kind, Kept) and kind.prefix in ("parameters", "buffers")])
@@ -294,12 +292,6 @@ def in_flat(prefix: str, storage: Any, flat: Array, sliced: bool, among: Callabl
         return stand_in
     return Kept(prefix, lambda: (Placed(leaf(s.parameter), view, s.first if sliced else None)
                                  for s, view in zip(storage.segments, storage.views(flat))), flat.dtype, among=among, shape=shape)
-
-
-def round_copies(model: Module) -> None:
-    """Makes the copies in 16 bits of a model's parameters anew, where there are such copies."""
-    for parameter in model.parameters():
-        parameter.round()
 
 
 def whole_shapes(model: Module) -> dict[str, tuple[int, ...]]:

@@ -226,6 +226,10 @@ class Module(Checked):
             values = state[name].array if isinstance(state[name], Tensor) else state[name]
             leaf.xp.copyto(leaf.master, leaf.xp.asarray(values, dtype=leaf.master.dtype))
             leaf.mark_changed()
+        self.round_parameters()
+
+    def round_parameters(self) -> None:
+        """Makes the copies in 16 bits of parameters anew, where a device computes with such copies."""
         for parameter in self.parameters():
             parameter.round()
 
