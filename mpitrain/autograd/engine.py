@@ -24,6 +24,7 @@ import numpy as np
 
 from mpitrain.autograd.accumulate import ONE, accumulate, add_to_leaf, fit, is_private
 from mpitrain.autograd.context import Context
+from mpitrain.autograd.half import gradient_dtype
 from mpitrain.autograd.mode import mode
 from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, is_array
@@ -251,7 +252,8 @@ class Backward:
             self.added.add(id(leaf))
             return leaf.grad
         if leaf.grad_buffer is None:              # new memory, known to be nobody else's: no copy on landing
-            fresh = node.xp.empty(*node.leaf_meta[i])
+            shape, dtype = node.leaf_meta[i]
+            fresh = node.xp.empty(shape, gradient_dtype(leaf, dtype))
             self.handed_out[id(fresh)] = fresh
             return fresh
         return leaf.grad_buffer if node.leaf_meta[i][0] == leaf.grad_buffer.shape else None

@@ -117,7 +117,7 @@ class Training:
         channel = self.job.channel
         self.losses = [float(loss) for loss in self.losses]
         channel.agree([loss.hex() for loss in self.losses], f"the losses of {name}")
-        parameters = {key: parameter.array for key, parameter in self.model.named_parameters()}
+        parameters = {key: parameter.master for key, parameter in self.model.named_parameters()}
         channel.agree(checksum(parameters), f"the parameters of {name}, trained {len(self.losses)} steps (a checksum)")
         wrong = [step for step, loss in enumerate(self.losses) if not math.isfinite(loss)]
         if wrong:

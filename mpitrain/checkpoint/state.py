@@ -164,7 +164,7 @@ class State:
 
     def _parameters(self) -> Iterable[Placed]:
         if self.shards is None or not self._has_slices:
-            return (Placed(p, p.array) for p in self.model.parameters())
+            return (Placed(p, p.master) for p in self.model.parameters())
         return in_flat("", self.shards, self.shards.values, True).placed()
 
     @property
@@ -233,6 +233,7 @@ class State:
             kind.read(checkpoint)
         if self.policy is not None:
             self.policy.values_written()
+        self.model.round_parameters()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
         self._compare(checkpoint, [kind for kind in kept if isinstance(kind, Kept) and kind.prefix in ("parameters", "buffers")])

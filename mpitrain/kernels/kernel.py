@@ -16,6 +16,7 @@ from mpitrain.backend.namespace import array_module
 from mpitrain.backend.native import VARIABLE, load, wanted
 from mpitrain.backend.runtime import runtime
 from mpitrain.errors import ConfigError
+from mpitrain.kernels.half import in_single
 
 Function = Callable[..., Any]
 Factory = Callable[[], Function | None]
@@ -58,11 +59,8 @@ class Kernel:
         if found is None:
             from mpitrain.kernels.device import version_of
             usable = runtime(module.__name__) is not None
-            found = self._on_device[module] = (version_of(self.name) if usable else None) or self.reference
+            found = self._on_device[module] = (version_of(self.name) if usable else None) or in_single(self.reference)
         return found if getattr(first, "dtype", None) is not None and first.dtype.name in self.formats else None
-
-    def __deepcopy__(self, memo: Any) -> Kernel:
-        return self                           # there is one of each name, and array modules, which it knows, cannot be copied
 
 
 @cache

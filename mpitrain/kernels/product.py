@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.backend.dtype import is_half
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.backend.runtime import runtime
@@ -113,6 +114,8 @@ def is_fast() -> bool:
 
 def _product(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
     result = array_module(x).matmul(x, y, out=out)
+    if out is None and result.dtype != x.dtype and is_half(x.dtype):      # NumPy has no product of such numbers but float32's
+        result = result.astype(x.dtype)
     if bias is not None:
         result += bias
     return result

@@ -15,6 +15,7 @@ import numpy as np
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
+from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
@@ -40,8 +41,8 @@ class _Tracking(Module):
         if momentum is not None and not 0.0 < momentum <= 1.0:
             raise ConfigError(f"the momentum of batch norm lies in (0, 1], not {momentum}")
         self.features = features
-        self.weight = Parameter((features,), init.ones) if affine else None
-        self.bias = Parameter((features,), init.zeros) if affine and bias else None
+        self.weight = Parameter((features,), init.ones, rounded=False) if affine else None
+        self.bias = Parameter((features,), init.zeros, rounded=False) if affine and bias else None
         self.running: Running | None = None
         if track_running_stats:
             self.running_mean = Buffer((features,), init.zeros)
@@ -140,8 +141,8 @@ class LayerNorm(Module):
         self.eps = eps
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.by_position = len(self.shape) == 1
-        self.weight = Parameter(self.shape, init.ones) if elementwise_affine else None
-        self.bias = Parameter(self.shape, init.zeros) if bias and elementwise_affine else None
+        self.weight = Parameter(self.shape, init.ones, rounded=False) if elementwise_affine else None
+        self.bias = Parameter(self.shape, init.zeros, rounded=False) if bias and elementwise_affine else None
 
     def forward(self, x: Any, residual: Any = None, dropping: Dropout | None = None) -> Any:
         """The norm of x; where `residual` is given, (residual + dropping(x), the norm of that), in one pass over memory."""
@@ -161,8 +162,8 @@ class GroupNorm(Module):
         if groups < 1 or channels % groups:
             raise ShapeError(f"{channels} channels cannot be cut into {groups} groups; channels must be a multiple of groups")
         self.groups, self.eps = groups, eps
-        self.weight = Parameter((channels,), init.ones) if affine else None
-        self.bias = Parameter((channels,), init.zeros) if affine and bias else None
+        self.weight = Parameter((channels,), init.ones, rounded=False) if affine else None
+        self.bias = Parameter((channels,), init.zeros, rounded=False) if affine and bias else None
 
     def forward(self, x: Any) -> Tensor:
         return ops.group_norm(x, self.groups, self.weight, self.bias, eps=self.eps)
@@ -178,15 +179,15 @@ class RMSNorm(Module):
         self.eps = eps
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.by_position = len(self.shape) == 1
-        self.weight = Parameter(self.shape, init.ones) if elementwise_affine else None
+        self.weight = Parameter(self.shape, init.ones, rounded=False) if elementwise_affine else None
 
     def forward(self, x: Any) -> Tensor:
         weight = _ones(self.shape, x) if self.weight is None else self.weight
-        return ops.rms_norm(x, weight, eps=float(np.finfo(x.dtype).eps) if self.eps is None else self.eps)
+        return ops.rms_norm(x, weight, eps=float(np.finfo(statistics_dtype(x.dtype)).eps) if self.eps is None else self.eps)
 
 
 def _ones(shape: tuple[int, ...], x: Any) -> Array:
-    return array_module(x.array if isinstance(x, Tensor) else x).ones(shape, x.dtype)
+    return array_module(x.array if isinstance(x, Tensor) else x).ones(shape, statistics_dtype(x.dtype))
 
 
 NORMS: Registry[Callable[..., Module]] = Registry("norm")

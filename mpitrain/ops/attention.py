@@ -48,7 +48,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
     if mask is not None and not _broadcasts(tuple(mask.shape), wanted):
         raise ShapeError(f"scaled_dot_product_attention: the mask has shape {tuple(mask.shape)}, expected one that broadcasts "
                          f"to {wanted}")
-    if mask is not None and mask.dtype.kind not in "bf":
+    if mask is not None and mask.dtype.kind != "b" and not is_float(mask.dtype):
         raise ShapeError(f"scaled_dot_product_attention: the mask is {mask.dtype}, expected bool, True where a query may look, "
                          "or floating-point numbers to add")
     factor = _default_scale(shapes[0][-1]) if scale is None else scale
@@ -83,6 +83,7 @@ def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float |
 class Attention(Function):
     """Backward computes the weights again: what is kept is the result, and two numbers for each query."""
 
+    half = "products"
     floats = 4
 
     @staticmethod
@@ -107,6 +108,7 @@ class Attention(Function):
 class SelfAttention(Function):
     """Attention among the parts of one array, whose gradient is one array too."""
 
+    half = "products"
     floats = 4
 
     @staticmethod

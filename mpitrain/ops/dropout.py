@@ -52,6 +52,7 @@ def pieces(x: Array, positions: Array, xp: Any) -> tuple[Array, Array]:
 class Dropout(Function):
     """x * keep / (1 - p) [+ residual]; the mask is kept as bits."""
 
+    half = "own"
     floats = 4
 
     @staticmethod
@@ -78,6 +79,7 @@ class Dropout(Function):
 class Dropped(Function):
     """x with what dropout dropped, by its bits: linear, and its own adjoint."""
 
+    half = "own"
     floats = 1
 
     @staticmethod

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor, differentiate
 from mpitrain.backend import Array
+from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import batch_norm as by_channel
 from mpitrain.kernels.batch_norm import channel_affine, channel_scale, channel_shift, channel_sums
@@ -26,6 +27,7 @@ def group_norm(x: Any, num_groups: int, weight: Any = None, bias: Any = None, *,
 class GroupNorm(Function):
     """Statistics of each (sample, group); with x seen as one sample of N * C channels, the loops of batch norm do the rest."""
 
+    half = "parameters"
     floats = 4
 
     @staticmethod
@@ -35,7 +37,7 @@ class GroupNorm(Function):
         count = c // groups * size
         mean, squares = by_channel.channel_moments(x.reshape(1, n * groups, count))
         inverse = (1 / xp.sqrt(squares / max(count, 1) + eps)).repeat(c // groups)
-        centre = mean.astype(by_channel.channel_dtype(x.dtype)).repeat(c // groups)
+        centre = mean.astype(statistics_dtype(x.dtype)).repeat(c // groups)
         ctx.save(x, weight, centre, inverse)
         ctx.groups, ctx.count, ctx.eps, ctx.sums = groups, count, eps, None
         scale = channel_scale(inverse, _tiled(weight, n, xp), x.dtype)

@@ -58,6 +58,7 @@ def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps:
 class RowNorm(Function):
     """Statistics of each row, a row being the last dims of x, those of weight: layer norm, and RMS norm if not centred."""
 
+    half = "parameters"
     floats = 4
 
     @staticmethod
@@ -80,6 +81,7 @@ class RowNorm(Function):
 class AddRowNorm(Function):
     """The sum of two arrays and the layer norm of its rows."""
 
+    half = "parameters"
     floats = 4
 
     @staticmethod

@@ -27,6 +27,7 @@ FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
 class MatMul(Function):
     """The product over the last dim of x and the last but one of y; leading dims broadcast."""
 
+    half = "products"
     complex_inputs = "analytic"
     broadcasts = True
 
@@ -99,6 +100,7 @@ class Linear(Function):
     call of C does what forward has to do, and one what backward has.
     """
 
+    half = "products"
     floats = 4
 
     @staticmethod

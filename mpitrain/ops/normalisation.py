@@ -8,6 +8,7 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor, differentiate, no_grad
 from mpitrain.backend import Array
+from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ArgumentError, GraphError, ShapeError
 from mpitrain.kernels import batch_norm as by_channel
 from mpitrain.kernels import pointwise
@@ -62,6 +63,7 @@ def batch_norm_inference(x: Any, mean: Any, variance: Any, weight: Any = None, b
 class BatchNorm(Function):
     """Statistics over all dims but 1, summed over ranks where `reduce` is given."""
 
+    half = "parameters"
     floats = 4
 
     @staticmethod
@@ -72,7 +74,7 @@ class BatchNorm(Function):
             y, mean, variance, inverse = by_channel.batch_norm(channels, weight, bias, _channels_or_none(residual), eps,
                                                                 activation)
             count: Any = channels.shape[0] * channels.shape[2]
-            centre = mean.astype(by_channel.channel_dtype(x.dtype), copy=False)
+            centre = mean.astype(statistics_dtype(x.dtype), copy=False)
         else:
             centre, variance, count = BatchNorm._statistics(ctx, channels, reduce)
             inverse = 1 / ctx.xp.sqrt(variance + eps)
@@ -103,14 +105,14 @@ class BatchNorm(Function):
             count = total[-1]
             mean, variance = (total[:-1] / count).reshape(2, -1)
             variance = xp.maximum(variance - mean * mean, 0)
-        return mean.astype(by_channel.channel_dtype(channels.dtype)), variance, count
+        return mean.astype(statistics_dtype(channels.dtype)), variance, count
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         dx = None
         if ctx.sums is None:                          # the second half of a split backward finds them here
             dx, ctx.before = BatchNorm._gradients(ctx, grad)
-        dtype = by_channel.channel_dtype(grad.dtype)
+        dtype = statistics_dtype(grad.dtype)
         plain, product = ctx.sums
         return (dx,
                 (product * ctx.saved[4]).astype(dtype, copy=False) if ctx.needs[1] else None,
@@ -167,6 +169,7 @@ class BatchNorm(Function):
 class FixedNorm(Function):
     """The same with given statistics: a map of each channel."""
 
+    half = "parameters"
     floats = 4
 
     @staticmethod
@@ -174,7 +177,7 @@ class FixedNorm(Function):
                 eps: float) -> Array:
         xp = ctx.xp
         inverse = 1 / xp.sqrt(variance.astype("float64") + eps)
-        centre = mean.astype(by_channel.channel_dtype(x.dtype))
+        centre = mean.astype(statistics_dtype(x.dtype))
         ctx.save(x, weight, centre, inverse)
         channels = as_channels(x)
         return channel_affine(channels, centre, channel_scale(inverse, weight, x.dtype),

@@ -110,7 +110,9 @@ def group_of(groups: Sequence[Group], name: str) -> Group | None:
 
 
 class Subset:
-    """Some segments of a storage, as one of its own: an `optimizer.Storage`."""
+    """Some segments of a storage, as one of its own: an `optimizer.Storage`. Whoever has the whole rounds its copies."""
+
+    compute = None
 
     def __init__(self, storage: Any, segments: Sequence[Segment]):
         self.whole, self.allocate = storage, storage.allocate
@@ -148,6 +150,9 @@ class Subset:
 
     def views(self, flat: Array) -> list[Array]:
         return [flat[s.start:s.stop].reshape(s.shape) if hasattr(s, "shape") else flat[s.start:s.stop] for s in self.segments]
+
+    def refresh(self, segments: Sequence[Any] | None = None) -> None:
+        """Nothing: there is no `compute` here."""
 
     def attach_gradients(self) -> Array:
         raise GraphError("a group of parameters is updated by its optimizer")

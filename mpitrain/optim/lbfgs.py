@@ -148,6 +148,7 @@ class LBFGS(Optimizer):
 
     def _move(self, values: Array) -> None:
         self.storage.values[...] = values
+        self.round()
         for segment in self.storage.segments:
             segment.parameter.mark_changed()
 

@@ -88,8 +88,11 @@ class HostStorage:
         self.device_storage, self.allocate, self.segments = storage, allocate, storage.segments
         self.dtype = np.dtype(str(storage.values.dtype))
         self.values: Array = copies.memory(storage.values.shape[0], self.dtype)
-        self.views = storage.views
+        self.views, self.compute = storage.views, None
         self.attach_gradients = storage.attach_gradients      # An optimizer's `step` is not for state on the host, `update` is.
+
+    def refresh(self, segments: Sequence[Segment] | None = None) -> None:
+        """Nothing: the copies in 16 bits are the device's."""
 
     def memory(self, size: int, allocate: Allocate | None = None) -> Array:
         """A host array of so many elements; its content is undefined."""

@@ -47,6 +47,7 @@ class Storage(Protocol):
     """What an optimizer needs of a model's memory: see `nn.storage.FlatStorage`."""
 
     values: Array
+    compute: Array | None                         # the parameters in 16 bits, which operations read; None: they read the values
     allocate: Allocate | None
 
     @property
@@ -54,6 +55,7 @@ class Storage(Protocol):
     def new_flat(self, allocate: Allocate | None = None) -> Array: ...
     def memory(self, size: int, allocate: Allocate | None = None) -> Array: ...
     def attach_gradients(self) -> Array: ...
+    def refresh(self, segments: Sequence[Any] | None = None) -> None: ...
 
 
 class Run(NamedTuple):
@@ -177,6 +179,11 @@ class Optimizer:
         for segment in self.storage.segments if segments is None else segments:
             segment.parameter.mark_changed()
         self.steps = step
+
+    def round(self, segments: Sequence[Segment] | None = None) -> None:
+        """Makes the copies in 16 bits of the parameters in `segments` (default: all) anew, where the storage has such copies."""
+        if self.storage.compute is not None:
+            self.storage.refresh(segments)
 
     def minimise(self, evaluate: Callable[[], tuple[float, Array]], lr: float) -> float:
         """A step with `needs_closure`: `evaluate` gives the loss and the flat gradient where the parameters are."""

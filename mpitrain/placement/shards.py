@@ -72,7 +72,7 @@ class Shards:
     ranks that have less so far get more. `values` is to be set before an optimizer is made.
     """
 
-    allocate = None
+    allocate = compute = None
 
     def __init__(self, layout: FlatLayout, rank: int, n: int, *, bucket_bytes: int, cuts: Sequence[int], whole: bool,
                  alike: Collection[str] = ()):
@@ -111,6 +111,9 @@ class Shards:
         flat = self.layout.memory(self.size, allocate)
         flat.fill(0)
         return flat
+
+    def refresh(self, segments: Sequence[Any] | None = None) -> None:
+        """Nothing: the copies in 16 bits are of whole parameters, and made when the slices of other ranks are there."""
 
     def attach_gradients(self) -> Array:
         raise GraphError("Optimizer.step is for a rank that has all gradients of its model; a trainer updates sharded ones")

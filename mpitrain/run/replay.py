@@ -152,7 +152,7 @@ def compute(config: Config, description: Any, found: Checkpoint | None, step: in
             loss = math.fsum(parts_of(job.trainer.pipeline.run(chosen)))
             policy.reducer.finish()
     hashes = gradients_of(job)
-    parameters = {p.key: array_sha256(asnumpy(p.array)) for p in job.context.stage.model.parameters()}
+    parameters = {p.key: array_sha256(asnumpy(p.master)) for p in job.context.stage.model.parameters()}
     session.close()
     return {"from": start, "loss": loss, "loss_hex": float(loss).hex(), "grad_norm": norm,
             "gradient_sha256": total_sha256(hashes.values()), "gradients": {name: line.split("\t")[3].strip()

@@ -58,7 +58,6 @@ def test_scales_skips_and_weights_of_50_steps_are_those_of_grad_scaler(where, se
         theirs.zero_grad()
         skipped = bool((before == w).all())
 
-        scale.begin()
         start = scale.scale(where.asarray(np.asarray(1.0, np.float32)))
         assert start.dtype == np.float32
         flat = storage.new_flat()

@@ -15,7 +15,7 @@ from mpitrain.errors import GraphError
 from mpitrain.kernels.optimizer import NORM_BLOCK
 from mpitrain.models import gpt
 from mpitrain.nn.init import constant, normal
-from mpitrain.nn.parameter import rectangles
+from mpitrain.nn.rectangles import rectangles
 from mpitrain.nn.storage import FlatLayout, FlatStorage
 from mpitrain.parallel.policies.bucket_memory import BufferPool
 from mpitrain.placement.bytes import predicted

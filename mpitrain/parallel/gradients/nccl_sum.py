@@ -34,8 +34,8 @@ class NcclSum:
         gpus = channel.gather_objects([available, gpu_name(device)])
         missing = [rank for rank, (found, _) in enumerate(gpus) if not found]
         if missing:
-            raise ConfigError(f'comm.library = "nccl", but rank {missing[0]} has no NCCL; pip install nvidia-nccl-cu12 (or -cu13), or '
-                              'set comm.library = "mpi"')
+            raise ConfigError(f'comm.library = "nccl", but rank {missing[0]} has no NCCL; pip install nvidia-nccl-cu12 (or '
+                              '-cu13), or set comm.library = "mpi"')
         names = [name for _, name in gpus]
         twice = next((rank for rank, name in enumerate(names) if names.index(name) != rank), None)
         if twice is not None:

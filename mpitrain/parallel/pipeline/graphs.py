@@ -27,7 +27,7 @@ from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.feed import Feed
 
 Key = tuple[Any, ...]
-Forward = Callable[[Tensor, Array], Tensor]
+Forward = Callable[[Array, Array], Tensor]
 
 
 class Uncapturable(ConfigError):
@@ -77,6 +77,7 @@ class Graphs:
 
     def __init__(self, device: Device, feed: Feed, reducer: GradientReducer, forward: Forward, *, wanted: bool):
         self.device, self.feed, self.reducer, self.forward = device, feed, reducer, forward
+        self.scale: Callable[[Array], Array] | None = None     # Of the gradient that backward begins with: the loss scale.
         self.wanted = wanted                          # Not only where it works: what cannot be captured ends the run.
         self.why_not = ""                             # The reason why nothing is captured any more.
         self._known: dict[Key, Captured | None] = {}
@@ -117,8 +118,8 @@ class Graphs:
         with cuda.using_allocator(pool.malloc), stream, random.use(NoRandom()), holding_hooks() as held:
             stream.begin_capture()
             try:
-                loss = self.forward(Tensor(x_here), y_here)
-                run_backward(loss, start)
+                loss = self.forward(x_here, y_here)
+                run_backward(loss, start if self.scale is None else self.scale(start))
             except BaseException:
                 abandon(stream)
                 raise

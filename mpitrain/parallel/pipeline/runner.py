@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from mpitrain.autograd import Deferred, Tensor, part_of_batch, run_backward
-from mpitrain.backend import Array, asnumpy, random
+from mpitrain.autograd import Deferred, Tensor, in_single, part_of_batch, run_backward
+from mpitrain.backend import Array, asnumpy, is_float, random
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import MicroBatch
 from mpitrain.errors import ConfigError, GraphError, NumericsError, ShapeError, say_own_place
@@ -229,7 +229,7 @@ class Pipeline:
         with self.span("wait", f"wait for {action}"):
             array = self.feed.device.put(self.neighbours.take(action.kind, self.stage.virtual(action.chunk), action.micro))
         self.waited_s += time.perf_counter() - began
-        needs = action.kind == "F" and array.dtype.kind == "f"
+        needs = action.kind == "F" and is_float(array.dtype)
         return Tensor(array, requires_grad=needs)
 
     def _total(self) -> float:
@@ -263,8 +263,13 @@ class Pipeline:
         if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
             return output
         target = self.feed.targets_of(micro)
-        loss: Tensor = self.loss(output, target)
+        loss = self.loss_of(output, target)
         return loss if self.teach is None else self.teach(micro, output, target, loss)
+
+    def loss_of(self, output: Tensor, target: Array) -> Tensor:
+        """The summed loss of a micro-batch's output; of one in 16 bits it has 32."""
+        loss: Tensor = self.loss(output if getattr(self.loss, "takes_half", False) else in_single(output), target)
+        return loss
 
     def _value(self, loss: Tensor, micro: MicroBatch, x: Tensor, chunk: int) -> float:
         """The summed loss as a number. NumericsError where it is not finite because of this stage.

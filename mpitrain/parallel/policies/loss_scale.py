@@ -40,24 +40,17 @@ class LossScale:
         self.growth, self.backoff, self.interval = growth, backoff, interval
         self.numbers = numbers_of_a_step(xp)
         self.restore({"scale": initial, "good": 0})
-        self._now: Array = None
-
-    def begin(self) -> None:
-        """To be called before the first backward of a step."""
-        self._now = self.numbers[SCALE].astype("float32")
 
     def scale(self, grad: Array) -> Array:
-        """`grad`, by which a loss's backward starts, times the scale of this step; float32, or wider."""
-        if self._now is None:
-            self.begin()
-        scaled: Array = array_module(grad).asarray(grad * self._now, dtype=grad.dtype)
+        """`grad`, by which a loss's backward starts, times the scale of this step; float32, or wider. The scale is read where it
+        lies, so that a captured graph has that of its step."""
+        scaled: Array = (grad * self.numbers[SCALE].astype("float32")).astype(grad.dtype, copy=False)
         return scaled
 
     def finish(self, norm: GradientNorm, gradients: Any, limit: float = 0.0) -> Array:
         """The numbers of the step, for the update, out of the summed gradients; clipped at `limit` (0: not) after the scale has
         been taken off. It communicates where ranks have parts of the model."""
         norm.conclude(gradients, self.numbers, limit, interval=self.interval, growth=self.growth, backoff=self.backoff)
-        self._now = None
         return self.numbers
 
     def record(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import GraphError, NumericsError
 from mpitrain.kernels.optimizer import NORM
-from mpitrain.nn import FlatLayout
+from mpitrain.nn import FlatLayout, FlatStorage
 from mpitrain.optim import Optimizer, Segment, clip_factor
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
@@ -121,10 +121,12 @@ class Policy(ABC):
         self.optimizer.update(gradients, lr=lr, step=self.step + 1 - self.began, scale=scale, segments=segments, **numbers)
         if self.masks is not None:
             self.masks.apply(segments)
+            self.optimizer.round(segments)
             self.masks.clear(self.optimizer.averaged_weights(segments))
 
     def publish(self) -> None:
         """Gives all ranks the values that each has written to its `own` parts outside of an update. It communicates."""
+        self.refresh()
         for segment in self.layout.segments:
             segment.parameter.mark_changed()
         self.settle()
@@ -148,6 +150,11 @@ class Policy(ABC):
 
     def settle(self) -> None:                                # noqa: B027  (most have nothing to do)
         """The end of an update. By default every rank has written memory of its own."""
+
+    def refresh(self) -> None:
+        """Rounds the values to the copies in 16 bits that operations read, if there are any, after others wrote values."""
+        if isinstance(self.layout, FlatStorage):
+            self.layout.refresh()
 
     def values_written(self) -> None:                        # noqa: B027
         """Drops what was made of the old parameters, after a checkpoint has written new ones."""
@@ -195,8 +202,6 @@ class Policy(ABC):
         for parameter in self._thawing:
             parameter.requires_grad = self.step >= parameter.trained_from
         self.reducer.begin()
-        if self.loss_scale is not None:
-            self.loss_scale.begin()
 
     def finish(self, again: Evaluate | None = None) -> Outcome:
         """The rest of the exchange, then the update, unless `blamed`. NumericsError before any parameter changes.
@@ -245,7 +250,9 @@ class Policy(ABC):
 
     def measured(self) -> Bytes:
         """Bytes of this rank's parameters, gradients and optimizer state, measured; of shared arrays, this rank's share."""
-        return Bytes(self.values.nbytes, self.reducer.gradients.nbytes, self.optimizer.nbytes)
+        copies = getattr(self.layout, "compute", None)
+        parameters = self.values.nbytes + (0 if copies is None else copies.nbytes)
+        return Bytes(parameters, self.reducer.gradients.nbytes, self.optimizer.nbytes)
 
     def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
         """The norm, where it is wanted, and the factor of clipping. NumericsError, or `blamed`, where the norm is not finite.

@@ -16,10 +16,10 @@ def capture(pipeline: Pipeline, config: Config, device: Device, policy: Policy) 
     """Gives the pipeline its graphs. Where there can be none it runs as ever, or, where train.graph is "on": ConfigError."""
     why_not = obstacle(pipeline, config, policy)
     if not why_not:
-        def forward(x: Tensor, y: Array) -> Tensor:
-            loss: Tensor = pipeline.loss(pipeline.stage.chunks[0](x), y)
-            return loss
+        def forward(x: Array, y: Array) -> Tensor:
+            return pipeline.loss_of(pipeline.stage.chunks[0](pipeline.feed.here(x)), y)
         pipeline.graphs = Graphs(device, pipeline.feed, policy.reducer, forward, wanted=config.train.graph == "on")
+        pipeline.graphs.scale = pipeline.scale
     elif config.train.graph == "on":
         raise ConfigError(f'train.graph = "on", but {why_not}; set train.graph = "off"')
 
