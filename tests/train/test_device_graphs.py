@@ -52,10 +52,16 @@ def test_a_captured_run_has_the_bits_of_the_same_run_uncaptured(tmp_path: Path, 
 
 
 def test_a_step_that_draws_random_numbers_is_not_captured_and_says_so(tmp_path: Path) -> None:
-    config = write(tmp_path, REGRESSION.format(activation="relu", micro_batches=1))
-    result = mpirun(1, PROGRAM, "train", config, "train.graph=on", "model.dropout=0.1", cwd=tmp_path)
+    (tmp_path / "net.py").write_text("""
+from mpitrain import nn
+def make(dropout):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, 10))
+""")
+    text = REGRESSION.format(activation="relu", micro_batches=1)
+    config = write(tmp_path, '[model]\nname = "net.py:make"\ndropout = 0.1\n' + text[text.index("[data]"):])
+    result = mpirun(1, PROGRAM, "train", config, "train.graph=on", cwd=tmp_path)
     assert result.rc == 78 and "draws random numbers" in result.error_lines[0] and "train.graph" in result.error_lines[0]
-    result = mpirun(1, PROGRAM, "train", config, "model.dropout=0.1", "run.out=auto", cwd=tmp_path)
+    result = mpirun(1, PROGRAM, "train", config, "run.out=auto", cwd=tmp_path)
     assert result.rc == 0, result.err
 
 

@@ -1,7 +1,7 @@
 """Attention on a device; see kernels/flash_attention.py, and native/device/attention.h for the tiles.
 
-Queries, keys and values are taken as they lie, wherever their rows are. Numbers of 16 bits are summed, and tops and inverses kept,
-in float32.
+Queries, keys and values are taken as they lie, wherever their rows are. Numbers of 16 bits are summed, and tops and inverses
+kept, in float32.
 """
 
 from __future__ import annotations
