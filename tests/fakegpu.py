@@ -17,7 +17,7 @@ import json
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import device_graphs
@@ -74,7 +74,9 @@ class DeviceArray:
         raise TypeError(f"numpy.{function.__name__} was called on a device array; use xp.{function.__name__}")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("ctypes", "data"):
+        if name == "data":
+            return SimpleNamespace(ptr=self._memory.ctypes.data)
+        if name.startswith("__") or name == "ctypes":
             raise AttributeError(f"a device array has no {name}")
         found = getattr(self._memory, name)
         if name in ("T", "mT", "real", "imag"):

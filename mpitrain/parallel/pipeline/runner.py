@@ -51,6 +51,7 @@ class Pipeline:
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
         self.neighbours = neighbours
         self.teach: Callable[[MicroBatch, Tensor, Array, Tensor], Tensor] | None = None     # its output, target, loss -> the loss
+        self.scale: Callable[[Array], Array] | None = None  # The first gradient of a backward -> that times the loss scale.
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span, self.goes_on = span, goes_on
         self.graphs: Graphs | None = None                   # Captured micro-batches, where the stage is the whole model.
@@ -176,6 +177,7 @@ class Pipeline:
         output, x = self._outputs.pop(key), self._inputs.pop(key)
         if virtual == self.stage.n_virtual - 1:
             grad = output.xp.asarray(1.0 / (self._total() or 1.0), dtype=output.dtype)
+            grad = grad if self.scale is None else self.scale(grad)
         else:
             grad = self._receive(action).array
         split, rest = self._split, None

@@ -239,6 +239,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if device.name == "gpu" and t.graph != "off":
         from mpitrain.train.build.graphs import capture
         capture(pipeline, config, device, policy)
+    pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span)
     if evaluator is None:
