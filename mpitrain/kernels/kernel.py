@@ -61,9 +61,6 @@ class Kernel:
             found = self._on_device[module] = (version_of(self.name) if usable else None) or self.reference
         return found if getattr(first, "dtype", None) is not None and first.dtype.name in self.formats else None
 
-    def __deepcopy__(self, memo: Any) -> Kernel:
-        return self                           # there is one of each name, and array modules, which it knows, cannot be copied
-
 
 @cache
 def has_numba() -> bool:
