@@ -17,7 +17,7 @@ CUDA_R = {0: np.float32, 1: np.float64, 2: np.float16, 14: ml_dtypes.bfloat16}
 CUBLAS_COMPUTE_32F, CUBLAS_COMPUTE_64F, CUBLAS_COMPUTE_32F_FAST_TF32 = 68, 70, 77
 DESC_SIZES = {3: 4, 4: 4, 7: 4, 8: 8}                             # transa, transb, epilogue, bias pointer
 LAYOUT_SIZES = {5: 4, 6: 8}                                       # batch count, strided batch offset
-PREF_SIZES = {1: 8, 5: 4, 6: 4, 7: 4, 8: 4}                       # workspace, alignments of A, B, C, D
+PREF_SIZES = {1: 8, 3: 4, 5: 4, 6: 4, 7: 4, 8: 4}                       # workspace, schemes, alignments of A, B, C, D
 EPILOGUE_DEFAULT, EPILOGUE_BIAS, EPILOGUE_GELU, EPILOGUE_GELU_BIAS, EPILOGUE_BGRADB = 1, 4, 32, 36, 512
 INVALID_VALUE, NOT_SUPPORTED = 7, 15
 NAMES = {7: ctypes.create_string_buffer(b"CUBLAS_STATUS_INVALID_VALUE")}
@@ -32,7 +32,7 @@ class FakeCublasLt:
         self.unsupported: set[int] = set()
         self.statuses: dict[str, int] = {}
         self.objects: dict[int, dict[str, Any]] = {}
-        self.alignments: list[dict[int, int]] = []
+        self.preferences: list[dict[int, int]] = []
         self.launches: list[tuple[int, int, int]] = []             # (stream, workspace, its bytes)
         P = c_void_p
         for name, types, function in (
@@ -75,7 +75,7 @@ class FakeCublasLt:
     def _heuristic(self, handle: int, desc: int, a: int, b: int, c: int, d: int, preference: int, asked: int, results: int,
                    count: int) -> int:
         assert self.objects[handle]["kind"] == "handle" and asked == 1 and c == d
-        self.alignments.append({k: v for k, v in self.objects[preference]["attributes"].items() if k > 1})
+        self.preferences.append(self.objects[preference]["attributes"])
         if self.objects[desc]["attributes"][7] in self.unsupported:
             return NOT_SUPPORTED
         ctypes.memset(results, 0x5A, STATE_AT)

@@ -34,7 +34,8 @@ DATA = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14, "tf32": 0}
 COMPUTE = {"float32": 68, "float16": 68, "bfloat16": 68, "float64": 70, "tf32": 77}
 TRANSA, TRANSB, EPILOGUE, BIAS_POINTER = 3, 4, 7, 8                          # of products
 BATCH_COUNT, BATCH_STEP = 5, 6                                               # of layouts
-MOST_BYTES, ALIGNMENTS = 1, (5, 6, 7, 8)                                     # of preferences
+MOST_BYTES, SCHEMES, ALIGNMENTS = 1, 3, (5, 6, 7, 8)                         # of preferences
+IN_SUMS_FORMAT = 2                           # the scheme by which parts of sums that blocks made apart are added in float32
 EPILOGUES = {("", False): 1, ("bias", True): 4,
              ("gelu_tanh", False): 32, ("gelu_tanh", True): 36,              # cuBLASLt's GELU is the one by tanh
              ("row_sums", True): 512}                                        # BGRADB: sums of B over the dim that is summed
@@ -115,6 +116,8 @@ class CublasLt:
         d = self._layout(result, form.n, form.m, form.out, form.batch)
         preference, found, count = self._made("cublasLtMatmulPreferenceCreate"), Found(), c_int()
         self._set("cublasLtMatmulPreferenceSetAttribute", preference, MOST_BYTES, c_uint64(WORKSPACE))
+        if form.result in ("bfloat16", "float16"):           # others may add such parts in the format of the result
+            self._set("cublasLtMatmulPreferenceSetAttribute", preference, SCHEMES, c_uint32(IN_SUMS_FORMAT))
         for attribute, place in zip(ALIGNMENTS, (1, 0, 2, 2)):
             self._set("cublasLtMatmulPreferenceSetAttribute", preference, attribute, c_uint32(alignments[place]))
         status = self._library.cublasLtMatmulAlgoGetHeuristic(self._handle, product, a, b, d, d, preference, 1, byref(found),

@@ -1,6 +1,6 @@
 /* Products of matrices, for what no library serves: out = alpha x y + beta out (+ bias), for a batch of matrices that lie
-   `..._step` apart. A block makes a tile of 64 x 64 numbers of out from tiles of x and y in shared memory, a thread 4 x 4 of them. Terms are
-   added one after the other, so that bits depend on the row and the column alone. */
+   `..._step` apart. A block makes a tile of 64 x 64 numbers of out from tiles of x and y in shared memory, a thread 4 x 4 of
+   them. Terms are added one after the other, so that bits depend on the row and the column alone. */
 #include "device.h"
 
 enum { TILE = 64, TERMS = 16, EACH = 4, THREADS_A_SIDE = TILE / EACH, THREADS = THREADS_A_SIDE * THREADS_A_SIDE };

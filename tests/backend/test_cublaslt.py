@@ -149,11 +149,17 @@ def test_a_plan_is_made_once_for_each_form_and_alignment_and_its_algorithm_is_th
         multiply(x, y)
     assert library.calls.count("cublasLtMatmulAlgoGetHeuristic") == 1 and library.calls.count("cublasLtMatmul") == 3
     multiply(numbers(8, 17)[:, 1:], y)                                 # 4 bytes off: x, the second operand
-    assert library.alignments[1][6] == 4 and library.alignments[0][6] >= 16
+    assert library.preferences[1][6] == 4 and library.preferences[0][6] >= 16
     before = library.calls.count("cublasLtMatmulAlgoGetHeuristic")
     product(x, y, operands="tf32")
     assert library.calls.count("cublasLtMatmulAlgoGetHeuristic") == before + 1
     assert {of["compute"] for of in library.objects.values() if of["kind"] == "desc"} == {68, 77}      # TF32 by its name alone
+
+
+def test_parts_of_sums_are_added_in_float32_whatever_the_result_is_written_in(library: FakeCublasLt) -> None:
+    for out in ("bfloat16", "float32"):
+        multiply(numbers(8, 16, dtype="bfloat16"), numbers(16, 8, dtype="bfloat16"), out=numbers(8, 8, dtype=out))
+    assert [found.get(3) for found in library.preferences] == [2, None]       # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE alone
 
 
 def test_operands_are_rounded_on_a_device_too(way: Any) -> None:
@@ -210,7 +216,8 @@ def real() -> ctypes.CDLL:
     (("MatmulDesc", 68, 0), "MatmulDesc",
      {cublaslt.TRANSA: 4, cublaslt.TRANSB: 4, cublaslt.EPILOGUE: 4, cublaslt.BIAS_POINTER: 8}),
     (("MatrixLayout", 14, 8, 4, 8), "MatrixLayout", {cublaslt.BATCH_COUNT: 4, cublaslt.BATCH_STEP: 8}),
-    (("MatmulPreference",), "MatmulPreference", {cublaslt.MOST_BYTES: 8, **dict.fromkeys(cublaslt.ALIGNMENTS, 4)})])
+    (("MatmulPreference",), "MatmulPreference", {cublaslt.MOST_BYTES: 8, **dict.fromkeys(
+        (cublaslt.SCHEMES, *cublaslt.ALIGNMENTS), 4)})])
 def test_the_library_takes_our_attributes_and_gives_them_back(real: ctypes.CDLL, make: Any, kind: str,
                                                               attributes: dict[int, int]) -> None:
     made = ctypes.c_void_p()
@@ -243,7 +250,9 @@ def test_numbers_are_those_of_the_headers(real: ctypes.CDLL) -> None:
     assert [value(f"CUBLASLT_MATRIX_LAYOUT_{name}") for name in ("BATCH_COUNT", "STRIDED_BATCH_OFFSET")] == [
         cublaslt.BATCH_COUNT, cublaslt.BATCH_STEP]
     assert [value(f"CUBLASLT_MATMUL_PREF_{name}") for name in (
-        "MAX_WORKSPACE_BYTES", *(f"MIN_ALIGNMENT_{x}_BYTES" for x in "ABCD"))] == [cublaslt.MOST_BYTES, *cublaslt.ALIGNMENTS]
+        "MAX_WORKSPACE_BYTES", "REDUCTION_SCHEME_MASK", *(f"MIN_ALIGNMENT_{x}_BYTES" for x in "ABCD"))] == [
+            cublaslt.MOST_BYTES, cublaslt.SCHEMES, *cublaslt.ALIGNMENTS]
+    assert value("CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE") == cublaslt.IN_SUMS_FORMAT
     assert [value(f"CUBLAS_COMPUTE_{name}") for name in ("32F", "64F", "32F_FAST_TF32")] == [
         cublaslt.COMPUTE[name] for name in ("float32", "float64", "tf32")]
     assert (value("CUBLAS_STATUS_SUCCESS"), value("CUBLAS_STATUS_NOT_SUPPORTED")) == (cublaslt.OK, cublaslt.NOT_SUPPORTED)

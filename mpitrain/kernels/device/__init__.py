@@ -21,6 +21,8 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu", "gelu_and_slope", "gelu_tanh_and_slope",
                      "silu_and_slope", "relu_grad", "tanh_grad", "sigmoid_grad", "slope_grad"), "pointwise"),
     "column_sums": "sums",
+    "product": "product",
+    **dict.fromkeys(("linear", "linear_gradients"), "linear"),
     **dict.fromkeys(("random_words", "random_uniform", "random_normal"), "random"),
     **dict.fromkeys(("dropout", "dropout_grad"), "dropout"),
     **dict.fromkeys(("row_norm", "row_norm_gradients"), "layer_norm"),
