@@ -3,18 +3,10 @@
 
 #define EACH_ROW(row) for (int64 row = blockIdx.x; row < rows; row += gridDim.x)
 
-template <class T> __device__ __forceinline__ Exponentials<Sum<T>> exponentials(const T *x, int64 n) {
-    typedef Sum<T> S;
-    Exponentials<S> found;
-    walk<2>(x, (const T *)nullptr, (T *)nullptr, n, [&](int, S v, S) { found.add(v); return v; });
-    found.join();
-    return found;
-}
-
 template <class T> __device__ __forceinline__ void softmax(const T *x, T *y, int64 rows, int64 n) {
     typedef Sum<T> S;
     EACH_ROW(row) {
-        const Exponentials<S> found = exponentials(x + row * n, n);
+        const Exponentials<S> found = exponentials(x + row * n, n, S(1), [](S) {});
         const S inverse = 1 / found.total;
         walk<2>(x + row * n, (const T *)nullptr, y + row * n, n,
              [&](int, S v, S) { return exponential(v - found.top) * inverse; });
@@ -24,7 +16,7 @@ template <class T> __device__ __forceinline__ void softmax(const T *x, T *y, int
 template <class T> __device__ __forceinline__ void log_softmax(const T *x, T *y, int64 rows, int64 n) {
     typedef Sum<T> S;
     EACH_ROW(row) {
-        const Exponentials<S> found = exponentials(x + row * n, n);
+        const Exponentials<S> found = exponentials(x + row * n, n, S(1), [](S) {});
         const S rest = logarithm(found.total);
         walk<2>(x + row * n, (const T *)nullptr, y + row * n, n, [&](int, S v, S) { return (v - found.top) - rest; });
     }
@@ -65,13 +57,9 @@ __device__ __forceinline__ void cross_entropy(const T *x, const int64 *labels, S
         }
         const T *line = x + row * n;
         const S first = of(line[0]), base = first - first == 0 ? first : S(0);      // near the others, so their mean keeps its digits
-        Exponentials<S> found;
         S sum = 0;
-        if (smoothing != 0)
-            walk<2>(line, (const T *)nullptr, (T *)nullptr, n, [&](int, S v, S) { found.add(v); sum += v - base; return v; });
-        else
-            walk<2>(line, (const T *)nullptr, (T *)nullptr, n, [&](int, S v, S) { found.add(v); return v; });
-        found.join();
+        const Exponentials<S> found = smoothing != 0 ? exponentials(line, n, S(1), [&](S v) { sum += v - base; })
+                                                     : exponentials(line, n, S(1), [](S) {});
         if (smoothing != 0) sum = sum_of_block(sum);
         if (threadIdx.x) continue;
         const bool known = 0 <= label && label < n;

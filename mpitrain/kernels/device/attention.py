@@ -35,7 +35,7 @@ def _sizes(scores: Array) -> tuple[int, int, int]:
 def attention_weights(scores: Array, scale: float, causal: bool, out: Array | None = None) -> Array:
     made, (rows, length, columns) = _made(scores, out), _sizes(scores)
     if scores.size:
-        _weights(*by_rows(rows, scores.nbytes), contiguous(scores), made, scale, rows, length, columns, causal)
+        _weights(*by_rows(rows, scores.nbytes), contiguous(scores), made, scale, rows, length, columns, int(causal))
     return _given(made, out)
 
 
@@ -44,5 +44,5 @@ def attention_weights_gradient(weights: Array, grad: Array, scale: float, causal
     made, (rows, length, columns) = _made(grad, out), _sizes(grad)
     if grad.size:
         _weights_gradient(*by_rows(rows, grad.nbytes), contiguous(weights), contiguous(grad), made, scale, rows, length, columns,
-                          causal)
+                          int(causal))
     return _given(made, out)
