@@ -56,7 +56,7 @@ __device__ __forceinline__ void cross_entropy(const T *x, const int64 *labels, S
             continue;
         }
         const T *line = x + row * n;
-        const S first = of(line[0]), base = first - first == 0 ? first : S(0);      // near the others, so their mean keeps its digits
+        const S first = of(line[0]), base = first - first == 0 ? first : S(0);      // near the others: the mean keeps its digits
         S sum = 0;
         const Exponentials<S> found = smoothing != 0 ? exponentials(line, n, S(1), [&](S v) { sum += v - base; })
                                                      : exponentials(line, n, S(1), [](S) {});
@@ -72,9 +72,9 @@ __device__ __forceinline__ void cross_entropy(const T *x, const int64 *labels, S
 
 /* The gradient of the losses times *scale, from the same arguments; dx may be x. It is NaN where the loss is. */
 template <class T>
-__device__ __forceinline__ void cross_entropy_grad(const T *x, T *dx, const int64 *labels, const Sum<T> *tops, const Sum<T> *totals,
-                                                   const Sum<T> *scale, double smoothing, int64 ignoring, int64 ignored, int64 rows,
-                                                   int64 n) {
+__device__ __forceinline__ void cross_entropy_grad(const T *x, T *dx, const int64 *labels, const Sum<T> *tops,
+                                                   const Sum<T> *totals, const Sum<T> *scale, double smoothing, int64 ignoring,
+                                                   int64 ignored, int64 rows, int64 n) {
     typedef Sum<T> S;
     const S factor = *scale, uniform = S(smoothing / double(n)) * factor, own = S(1 - smoothing) * factor;
     EACH_ROW(row) {
@@ -94,8 +94,9 @@ __device__ __forceinline__ void cross_entropy_grad(const T *x, T *dx, const int6
 
 #define ONE(T) (const T *x, T *y, int64 rows, int64 n)
 #define TWO(T) (const T *y, const T *g, T *dx, int64 rows, int64 n)
-#define LOSS(T) (const T *__restrict__ x, const int64 *__restrict__ labels, Sum<T> *__restrict__ losses, Sum<T> *__restrict__ tops, \
-                 Sum<T> *__restrict__ totals, double smoothing, int64 ignoring, int64 ignored, int64 rows, int64 n)
+#define LOSS(T) (const T *__restrict__ x, const int64 *__restrict__ labels, Sum<T> *__restrict__ losses, \
+                 Sum<T> *__restrict__ tops, Sum<T> *__restrict__ totals, double smoothing, int64 ignoring, int64 ignored, \
+                 int64 rows, int64 n)
 #define LOSS_GRAD(T) (const T *x, T *dx, const int64 *__restrict__ labels, const Sum<T> *__restrict__ tops, \
                       const Sum<T> *__restrict__ totals, const Sum<T> *__restrict__ scale, double smoothing, int64 ignoring, \
                       int64 ignored, int64 rows, int64 n)
