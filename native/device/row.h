@@ -10,7 +10,7 @@ template <class T> struct __align__(16) Vector { enum { N = 16 / sizeof(T) }; T 
 
 /* f(i, a[i], b[i]) for each i < n < 2^31, in rows of which some may be missing (null); its results go to out, which may be a or
    b. A row that starts anywhere has single numbers up to the first whole vector, and after the last one. Rows that lie apart from
-   each other by other than 16 bytes have single numbers only. BATCH vectors of each array (of float64, one) are loaded at once. */
+   each other by other than 16 bytes have single numbers only. BATCH vectors of each array (of float64, one) at once. */
 template <int BATCH, class T, class F>
 __device__ __forceinline__ void walk(const T *a, const T *b, T *out, int64 numbers, F f) {
     enum { N = Vector<T>::N, K = sizeof(T) == 8 ? 1 : BATCH };          // float64 would want too many registers
