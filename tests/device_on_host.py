@@ -19,15 +19,16 @@ from functools import cache
 from typing import Any
 
 import device_graphs
+import numpy as np
 from device_counts import note
 
 from mpitrain.backend.cache import cache_folder, one_at_a_time
-from mpitrain.backend.runtime import Grid, Launch, device_folder
+from mpitrain.backend.runtime import Grid, Launch, Operand, ProductForm, device_folder
 
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-DON_HOST", "-w", "-fvisibility=hidden",
-         "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-U_FORTIFY_SOURCE")
+         "-fno-strict-aliasing", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-U_FORTIFY_SOURCE")
 WRONG = {1: "threads of a block wait for others that never come", 2: "no GPU launches such a grid, or so much shared memory"}
-INTEGERS, DOUBLES = 24, 8
+INTEGERS, DOUBLES = 64, 8
 
 
 @cache
@@ -59,6 +60,27 @@ class OnHost:
     def __init__(self) -> None:
         self._lock = threading.Lock()
 
+    def product(self, form: ProductForm, x: Any, y: Any, out: Any, bias: Any, alpha: float, beta: float) -> bool:
+        """By NumPy, of what the form says is at the arrays' first numbers; float32 for 16 bits."""
+        note("product")
+        made = matrices(out, form.out, form.batch, form.m, form.n)
+        left, right = matrices(x, form.x, form.batch, form.m, form.k), matrices(y, form.y, form.batch, form.k, form.n)
+        number = "float64" if form.operands == "float64" else "float32"
+
+        def work() -> None:
+            sums = np.float64(alpha) * np.matmul(left.astype(number), right.astype(number))
+            if beta:
+                sums += beta * made.astype(number)
+            if form.ending == "row_sums":
+                bias._memory[...] = left[0].astype(number).sum(axis=1)
+            elif form.biased:
+                sums += bias._memory.astype(number)
+            if form.ending == "gelu_tanh":
+                sums = 0.5 * sums * (1 + np.tanh(np.sqrt(2 / np.pi) * (sums + 0.044715 * sums ** 3)))
+            made[...] = sums
+        device_graphs.in_place(work)
+        return True
+
     def function(self, source: str, name: str) -> Launch | None:
         if compiler() is None:
             return None
@@ -86,3 +108,10 @@ class OnHost:
                 assert not answer, f"{name}, grid {whole}, {threads} threads, {len(kept)} arrays: {WRONG[answer]}"
             device_graphs.in_place(work)
         return launch
+
+
+def matrices(x: Any, form: Operand, batch: int, rows: int, columns: int) -> np.ndarray:
+    """The matrices (batch, rows, columns) that an operand of a product says lie at the first number of an array."""
+    size = x._memory.itemsize
+    strides = (1, form.leading) if form.transposed else (form.leading, 1)
+    return np.lib.stride_tricks.as_strided(x._memory, (batch, rows, columns), tuple(size * s for s in (form.step, *strides)))

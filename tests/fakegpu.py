@@ -14,9 +14,10 @@ it as on a GPU, on the CPU (`device_on_host`). Unlike CuPy it computes on the ho
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import device_graphs
@@ -43,6 +44,12 @@ class DeviceArray:
 
     def __init__(self, memory: np.ndarray):
         self._memory = memory
+        root = memory
+        while isinstance(root.base, np.ndarray):
+            root = root.base
+        self.base = None if root is memory else _owner(root)      # as CuPy's views keep the array that has the memory
+        if root is memory:
+            OWNERS[id(memory)] = self
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         note(down=self._memory.nbytes, sync="get" if blocking else None)
@@ -50,7 +57,7 @@ class DeviceArray:
             device_graphs.forbidden("get")
         if out is None:
             return self._memory.copy()
-        device_graphs.in_place(partial(np.copyto, out, self._memory))
+        (device_graphs.in_place if blocking else fakecuda.copy_later)(partial(np.copyto, out, self._memory))
         return out
 
     def set(self, values: np.ndarray, stream: Any = None) -> None:
@@ -67,7 +74,9 @@ class DeviceArray:
         raise TypeError(f"numpy.{function.__name__} was called on a device array; use xp.{function.__name__}")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("ctypes", "data"):
+        if name == "data":
+            return SimpleNamespace(ptr=self._memory.ctypes.data)
+        if name.startswith("__") or name == "ctypes":
             raise AttributeError(f"a device array has no {name}")
         found = getattr(self._memory, name)
         if name in ("T", "mT", "real", "imag"):
@@ -122,6 +131,15 @@ class DeviceArray:
         return f"device {self._memory!r}"
 
 
+OWNERS: weakref.WeakValueDictionary[int, DeviceArray] = weakref.WeakValueDictionary()      # by the id of their memory
+
+
+def _owner(memory: np.ndarray) -> DeviceArray:
+    """The one array that owns this memory, which has no base."""
+    found = OWNERS.get(id(memory))
+    return DeviceArray(memory) if found is None else found
+
+
 def _note_index(index: Any, name: str, writes: bool = False) -> None:
     """A slice is a view; index arrays are read by a kernel; a mask's True places are counted first, which the host waits for."""
     parts = index if isinstance(index, tuple) else (index,)
@@ -169,7 +187,7 @@ def _unwrap(value: Any) -> Any:
 
 def _wrap(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return DeviceArray(value)
+        return DeviceArray(value) if isinstance(value.base, np.ndarray) else _owner(value)
     if isinstance(value, np.generic):
         return DeviceArray(np.asarray(value))
     if isinstance(value, tuple | list):

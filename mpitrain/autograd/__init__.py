@@ -4,6 +4,7 @@ import importlib
 from typing import Any
 
 from mpitrain.autograd.analytic import conjugating
+from mpitrain.autograd.cast import Cast, in_single
 from mpitrain.autograd.context import Context
 from mpitrain.autograd.derivatives import differentiate, grad, stand_in
 from mpitrain.autograd.engine import Backward, Deferred, current_walk, run_backward
@@ -26,11 +27,12 @@ from mpitrain.autograd.tensor import Tensor
 
 __all__ = ["Backward", "Context", "Deferred", "Function", "Operation", "Tensor", "Value", "batch_share", "current_walk",
            "differentiate", "enable_grad", "grad", "grad_enabled", "gradcheck", "hessian", "hvp", "in_place_of_forward",
-           "jacobian", "jvp", "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record", "row_by_row",
-           "run_backward", "stand_in", "vjp"]
+           "in_single", "jacobian", "jvp", "keep_inputs", "no_grad", "part_of_batch", "recompute", "recomputing", "record",
+           "row_by_row", "run_backward", "stand_in", "vjp"]
 
 Tensor.backward = run_backward
 Function.conjugating = staticmethod(conjugating)
+Function.cast = staticmethod(Cast.apply)
 
 
 def __getattr__(name: str) -> Any:

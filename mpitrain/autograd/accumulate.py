@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd.context import Context
+from mpitrain.autograd.half import gradient_dtype, in_format
 from mpitrain.autograd.tensor import Tensor
-from mpitrain.backend import Array, array_module, is_array
+from mpitrain.backend import Array, array_module, is_array, is_half
 from mpitrain.errors import GraphError
 from mpitrain.kernels.sums import sum_over
 
@@ -35,9 +36,10 @@ ONE = _count_of_one()                                 # The reference count of a
 
 def is_private(array: Array) -> bool:
     """True where memory that is shown by `array`, and by no other variable, is whole, writable, and nobody else's."""
-    if type(array) is not np.ndarray:
-        return False
     flags = array.flags
+    if type(array) is not np.ndarray:                 # CuPy's views keep the array that has the memory, too
+        return bool(flags.c_contiguous) and (
+            bool(flags.owndata) or (type(array.base) is type(array) and getrefcount(array.base) == ONE))
     return flags.c_contiguous and flags.writeable and (
         flags.owndata or (type(array.base) is np.ndarray and array.base.flags.owndata and getrefcount(array.base) == ONE))
 
@@ -60,6 +62,9 @@ def fit(node: Context, i: int, grad: Array, shape: tuple[int, ...], dtype: Any) 
         grad = node.xp.asarray(grad)              # NumPy's arithmetic on 0-d arrays gives scalars
     if node.function.broadcasts and grad.shape != shape:
         grad = sum_to_shape(grad, shape)
+    if is_half(dtype) or (grad.dtype is not dtype and is_half(grad.dtype)):
+        dtype = gradient_dtype(node.edges[i], dtype)
+        grad = in_format(grad, dtype)
     if grad.shape != shape or (grad.dtype is not dtype and grad.dtype != dtype):
         raise GraphError(f"{node.function.__name__}: the gradient of input {i} is {grad.shape} {grad.dtype}, "
                          f"the input is {shape} {dtype}")

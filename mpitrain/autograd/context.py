@@ -131,6 +131,12 @@ class Context:
         """
         return self.out_requests(self, i) if self.out_requests is not None else None
 
+    def so_far(self, i: int) -> Array | None:
+        """In backward: the gradient of input i as earlier contributions have left it, where this one may be added in place; or
+        None. Whoever takes it must add to it and return it: a product can, for nothing, on a device.
+        """
+        return self.out_requests(self, i, so_far=True) if self.out_requests is not None else None
+
 
 def tensor_at(edge: Any, values: Array, version: Version | None = None) -> Tensor:
     """A tensor with these values at a place in the graph: (node, output), or None outside of it."""

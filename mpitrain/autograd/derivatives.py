@@ -88,6 +88,7 @@ def stand_in(ctx: Context, i: int, values: Array) -> Tensor:
 class Same(Function):
     """The input, at a place of its own in the graph; with `values`, which have the same derivatives, instead of its own."""
 
+    half = "any"
     complex_inputs = "analytic"
     views = True
     recorded = False

@@ -24,6 +24,7 @@ import numpy as np
 
 from mpitrain.autograd.accumulate import ONE, accumulate, add_to_leaf, fit, is_private
 from mpitrain.autograd.context import Context
+from mpitrain.autograd.half import gradient_dtype
 from mpitrain.autograd.mode import mode
 from mpitrain.autograd.tensor import Tensor
 from mpitrain.backend import Array, is_array
@@ -84,6 +85,7 @@ class Backward:
         self.touched: dict[int, Tensor] = {}          # leaves that got a contribution in this pass
         self.private: set[int] = set()                # leaves that no other pass knows: a recomputed block's inputs
         self.handed_out: dict[int, Array] = {}        # memory that `Context.out` made, not yet landed
+        self.added: set[int] = set()                  # leaves whose `Context.so_far` an op has, which it will return
         self.deferred: list[tuple[Context, list[Array]]] = []
         self.watchers: list[tuple[int, int, Callable[[], None]]] = []    # heap of (-sequence, order, callback)
 
@@ -207,6 +209,8 @@ class Backward:
         if contribution is not None:
             if leaf.grad is None and contribution is leaf.grad_buffer:
                 leaf.grad = contribution              # the op wrote it there
+            elif self.added and contribution is leaf.grad and id(leaf) in self.added:
+                self.added.remove(id(leaf))           # the op added it there
             else:
                 handed_out = self.handed_out and self.handed_out.pop(id(contribution), None) is not None
                 add_to_leaf(leaf, contribution, ours or bool(handed_out))
@@ -221,6 +225,8 @@ class Backward:
             if self.parent is not None and node is not None and key not in self.private and (
                     leaf.is_parameter or any(edge is leaf for edge in node.edges)):     # others the block made itself
                 self.parent.inner_final(node, leaf)
+            elif mode.held is not None:
+                mode.held.append(leaf)
             else:
                 for hook in leaf.grad_hooks:
                     hook(leaf)
@@ -235,15 +241,19 @@ class Backward:
         self.touched[id(leaf)] = leaf
         self.arrive(leaf)
 
-    def _out(self, node: Context, i: int) -> Array | None:
+    def _out(self, node: Context, i: int, so_far: bool = False) -> Array | None:
         leaf = node.edges[i]
-        if not isinstance(leaf, Tensor) or leaf.grad is not None or not node.needs[i]:
+        if not isinstance(leaf, Tensor) or (leaf.grad is None) == so_far or not node.needs[i]:
             return None
         for place, edge in enumerate(node.edges):
             if edge is leaf and place != i:
                 return None
+        if so_far:
+            self.added.add(id(leaf))
+            return leaf.grad
         if leaf.grad_buffer is None:              # new memory, known to be nobody else's: no copy on landing
-            fresh = node.xp.empty(*node.leaf_meta[i])
+            shape, dtype = node.leaf_meta[i]
+            fresh = node.xp.empty(shape, gradient_dtype(leaf, dtype))
             self.handed_out[id(fresh)] = fresh
             return fresh
         return leaf.grad_buffer if node.leaf_meta[i][0] == leaf.grad_buffer.shape else None

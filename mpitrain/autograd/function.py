@@ -34,9 +34,11 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from mpitrain.autograd.context import Context
+from mpitrain.autograd.half import apply_around, mixed, result_beside, takes_as_they_are
 from mpitrain.autograd.mode import mode, no_grad, replacing
 from mpitrain.autograd.tensor import Tensor
-from mpitrain.backend import array_module, is_array
+from mpitrain.backend import array_module, is_array, is_half
+from mpitrain.backend.dtype import HALF_CHARS
 from mpitrain.errors import GraphError, ShapeError
 
 _sequence = itertools.count(1)                    # program order: the only thing the order of backward depends on
@@ -55,6 +57,7 @@ class Function:
     backward multiplies with its derivative (see `analytic.py`, which conjugates around it). "own": backward follows PyTorch's
     convention by itself, the gradient being dL/dRe + i dL/dIm.
     `recorded`: False for what is no operation of a program but only stands around some (see `autograd.record`).
+    `half`: what becomes of 16-bit inputs, which are on devices alone; see `autograd.half`.
     """
 
     broadcasts = False
@@ -65,7 +68,9 @@ class Function:
     makes_floats = is_arithmetic = False
     complex_inputs = ""
     recorded = True
-    conjugating: ClassVar[Callable[[Any], Any]]   # `analytic.conjugating`, attached by the package: its file imports this one
+    half = ""
+    conjugating: ClassVar[Callable[[Any], Any]]   # `analytic.conjugating` and
+    cast: ClassVar[Callable[..., Any]]            # `cast.Cast.apply`, attached by the package: their files import this one
 
     @staticmethod
     def forward(ctx: Context, *arrays: Any, **params: Any) -> Any:
@@ -125,14 +130,16 @@ class Function:
                 kind = x.dtype            # below: a comparison takes None for float64, NumPy's default
                 if kind is not dtype and (dtype is None or kind != dtype):
                     if len(arrays) < cls.floats and (kind.char not in "fd" or not kind.isnative) and (
-                            kind.kind not in cls.integers):
+                            kind.kind not in cls.integers) and (module is np or kind.char not in HALF_CHARS):
                         _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
                     if kind.char in "fd":
-                        dtype = kind if dtype is None else _refuse(cls, (
-                            f'inputs of {dtype} and {kind}; convert one of them first, as in x.to("{max(dtype, kind)}"); '
-                            'integers and masks times a number are float32, but mask.to("float64") * 1e3'))
-                    elif kind.char in "egG":
-                        _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
+                        dtype = kind if dtype is None else mixed(cls, dtype, kind)
+                    elif kind.char in "eEgG":
+                        if module is np or kind.char in "gG":
+                            _refuse(cls, f"an input is {kind}, expected float32 or float64; convert it first")
+                        if not takes_as_they_are(cls, kind, inputs):
+                            return apply_around(cls, kind, inputs, params)
+                        dtype = kind
                     elif kind.kind == "c":
                         if not cls.complex_inputs:
                             _refuse(cls, f"an input is {kind}, expected real numbers; compute with its .real and .imag")
@@ -247,7 +254,9 @@ def _as_output(ctx: Context, value: Any, wanted: Any) -> Tensor:
             raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected float32 or float64; convert the inputs "
                              "first")
     elif dtype is not wanted and dtype != wanted and (dtype.kind == "f" or ctx.function.result_dtype is not None):
-        raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
+        if not (is_half(wanted) or is_half(dtype)) or ctx.xp is np:
+            raise ShapeError(f"{ctx.function.__name__}: the result is {dtype}, expected {wanted}; a promotion crept in")
+        value = result_beside(ctx, value, wanted)
     return Tensor(value)
 
 
@@ -266,7 +275,7 @@ def _record(ctx: Context, arrays: list[Any], inputs: tuple[Any, ...], outputs: t
     for tensor in outputs:
         array = tensor.array
         dtype = array.dtype
-        if dtype.kind == "f" or dtype.kind == "c":
+        if dtype.kind == "f" or dtype.kind == "c" or dtype.char == "E":
             tensor.requires_grad = True
             tensor.edge = (ctx, len(output_meta))
             if dtype.kind == "c" and ctx.function.complex_inputs == "analytic":

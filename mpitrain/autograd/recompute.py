@@ -86,6 +86,7 @@ class Recompute(Function):
     The inner pass lands the leaves' contributions one by one, so backward here returns none for them.
     """
 
+    half = "any"
     recorded = False                              # the block's own operations are
 
     @staticmethod

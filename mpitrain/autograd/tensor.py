@@ -54,6 +54,7 @@ class Tensor:
     __slots__ = ("__weakref__", "array", "edge", "grad", "grad_buffer", "grad_hooks", "requires_grad", "version")
 
     is_parameter = False                          # a trained leaf: backward in two calls does these in the second
+    is_leaf_of_model = False                      # a parameter, or a buffer: it takes the format of activations beside it
     operands = ""                                 # the format that matrix products with it round their operands to; "": none
     array: Array
     backward: ClassVar[Callable[..., Any]]        # `engine.run_backward`, attached by the package: the engine imports this file
@@ -88,11 +89,7 @@ class Tensor:
     @property
     def data(self) -> Array:
         """The values, read-only (a GPU array is handed out as it is: there is no read-only flag there)."""
-        if array_module(self.array) is not np:
-            return self.array
-        view = self.array.view()
-        view.flags.writeable = False
-        return view
+        return read_only(self.array)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -192,6 +189,14 @@ class Tensor:
         transpose = reshape
         @property
         def T(self) -> Tensor: ...
+
+
+def read_only(array: Array) -> Array:
+    if array_module(array) is not np:
+        return array
+    view = array.view()
+    view.flags.writeable = False
+    return view
 
 
 def _raw(value: Any) -> Any:

@@ -5,6 +5,7 @@
                 buffers/<name>                      as its buffers do
                 optimizer/<kind>/<name>             as the parameters that the optimizer updates
     Values      optimizer/steps, data/<transform>   equal on all ranks
+                loss_scale/scale, loss_scale/good
 
 Names depend on no rank, so a checkpoint of one layout is read by any other. A further kind is one more object in `State.kept`.
 """
@@ -156,12 +157,14 @@ class State:
                           for one in optimizer.held()]
             self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps), **optimizer.numbers},
                                     partial(_take_numbers, optimizer)))
+        if policy is not None and policy.loss_scale is not None and optimizer is not None:
+            self.kept.append(Values("loss_scale", policy.loss_scale.record, policy.loss_scale.restore, exact=False))
         if transforms is not None:
             self.kept.append(Values("data", transforms.state_dict, transforms.load_state_dict, exact=False))
 
     def _parameters(self) -> Iterable[Placed]:
         if self.shards is None or not self._has_slices:
-            return (Placed(p, p.array) for p in self.model.parameters())
+            return (Placed(p, p.master) for p in self.model.parameters())
         return in_flat("", self.shards, self.shards.values, True).placed()
 
     @property
@@ -230,6 +233,7 @@ class State:
             kind.read(checkpoint)
         if self.policy is not None:
             self.policy.values_written()
+        self.model.round_parameters()
         for leaf in (*self.model.parameters(), *(b for _, b in self.model.named_buffers())):
             leaf.mark_changed()
         self._compare(checkpoint, [kind for kind in kept if isinstance(kind, Kept) and kind.prefix in ("parameters", "buffers")])

@@ -123,7 +123,7 @@ def one_thread(config: Config) -> Iterator[Refusal]:
     if t.reproducible == "layout" and t.threads > 1:
         yield (f"{LAYOUT} needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1",
                ("train.reproducible", "train.threads"))
-    if t.precision == "bfloat16" and t.threads > 1:
+    if t.precision == "bfloat16" and t.device != "gpu" and t.threads > 1:
         yield (f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
                "and start a rank per core", ("train.precision", "train.threads"))
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module
+from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ArgumentError
 from mpitrain.kernels import pointwise
 from mpitrain.kernels.kernel import Function, Kernel
@@ -99,12 +100,12 @@ def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array,
 
 
 def channel_scale(inverse: Array, weight: Array | None, dtype: Any) -> Array:
-    """The factor of x - centre, in the dtype of x."""
-    return (inverse if weight is None else inverse * weight).astype(dtype)
+    """The factor of x - centre, for x of that dtype."""
+    return (inverse if weight is None else inverse * weight).astype(statistics_dtype(dtype))
 
 
 def channel_shift(bias: Array | None, x: Array) -> Array:
-    return array_module(x).zeros(x.shape[1], x.dtype) if bias is None else bias
+    return array_module(x).zeros(x.shape[1], statistics_dtype(x.dtype)) if bias is None else bias
 
 
 def _two_sums(function: CFunction, *arrays: Array) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit, packed
+from mpitrain.kernels.product import products
 from mpitrain.kernels.sums import sum_rows
 
 Pair = tuple[int, int]
@@ -94,7 +95,7 @@ def _convolve(x: Array, weight: Array, bias: Array | None, window: Window, group
     y = xp.empty((len(x), outputs, oh, ow), x.dtype)
     for part in _chunks(x, window, (oh, ow)):
         columns = unfold(x[part], window)
-        y[part] = (matrix @ columns.reshape(len(columns), groups, matrix.shape[2], oh * ow)).reshape(y[part].shape)
+        y[part] = products(matrix, columns.reshape(len(columns), groups, matrix.shape[2], oh * ow)).reshape(y[part].shape)
     if bias is not None:
         y += bias[:, None, None]
     return y
@@ -106,7 +107,7 @@ def _adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups
     matrix = weight.reshape(groups, outputs // groups, -1).swapaxes(1, 2)
     x = xp.empty((n, weight.shape[1] * groups, *size), y.dtype)
     for part in _chunks(x, window, (oh, ow)):
-        columns = matrix @ y[part].reshape(-1, groups, outputs // groups, oh * ow)
+        columns = products(matrix, y[part].reshape(-1, groups, outputs // groups, oh * ow))
         x[part] = fold(columns.reshape(len(columns), -1, oh * ow), window, size)
     if bias is not None:
         x += bias[:, None, None]
@@ -124,7 +125,7 @@ def _kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array
         columns = unfold(x[part], window)
         right = columns.reshape(len(columns), groups, -1, oh * ow)
         left = y[part].reshape(len(columns), groups, outputs // groups, oh * ow)
-        total += xp.matmul(left, right.swapaxes(2, 3)).sum(axis=0)
+        total += products(left, right.swapaxes(2, 3)).sum(axis=0)
     if out is None:
         return total.reshape(shape), bias
     out[...] = total.reshape(shape)

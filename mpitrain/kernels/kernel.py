@@ -16,6 +16,7 @@ from mpitrain.backend.namespace import array_module
 from mpitrain.backend.native import VARIABLE, load, wanted
 from mpitrain.backend.runtime import runtime
 from mpitrain.errors import ConfigError
+from mpitrain.kernels.half import in_single
 
 Function = Callable[..., Any]
 Factory = Callable[[], Function | None]
@@ -32,6 +33,8 @@ class Kernel:
     arrays of a device it is the version of that name in ``kernels/device``, where there is one for their format. The first
     argument decides where the kernel runs.
     """
+
+    formats = FORMATS                            # of the first argument, for which the device version is taken
 
     def __init__(self, name: str, reference: Function, host: Factory = lambda: None, numba: Factory = lambda: None):
         self.name, self.reference, self.numba = name, reference, numba
@@ -56,8 +59,8 @@ class Kernel:
         if found is None:
             from mpitrain.kernels.device import version_of
             usable = runtime(module.__name__) is not None
-            found = self._on_device[module] = (version_of(self.name) if usable else None) or self.reference
-        return found if getattr(first, "dtype", None) is not None and first.dtype.name in FORMATS else None
+            found = self._on_device[module] = (version_of(self.name) if usable else None) or in_single(self.reference)
+        return found if getattr(first, "dtype", None) is not None and first.dtype.name in self.formats else None
 
 
 @cache

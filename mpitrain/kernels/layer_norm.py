@@ -12,6 +12,7 @@ from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit, packed
 
 Normed = tuple[Array, Array, Array, Array, Array | None]
+Outs = tuple[Array | None, Array | None]
 Gradients = tuple[Array | None, Array | None, Array | None, Array | None]
 
 
@@ -44,7 +45,8 @@ def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, 
 
 
 def _row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | None, means: Array, inverses: Array,
-                        centred: bool, wanted: tuple[bool, bool], bits: Array | None = None, p: float = 0.0) -> Gradients:
+                        centred: bool, wanted: tuple[bool, bool], bits: Array | None = None, p: float = 0.0,
+                        outs: Outs = (None, None)) -> Gradients:
     z = (x - means[:, None]) * inverses[:, None]
     dx = dropped = None
     if wanted[0]:
@@ -61,7 +63,10 @@ def _row_norm_gradients(grad: Array, x: Array, weight: Array, around: Array | No
     if not wanted[1]:
         return dx, None, None, dropped
     product, plain = (terms.sum(axis=0, dtype="float64").astype(x.dtype) for terms in (grad * z, grad))
-    return dx, product, plain, dropped
+    for out, made in zip(outs, (product, plain)):
+        if out is not None:
+            out[...] = made
+    return dx, product if outs[0] is None else outs[0], plain if outs[1] is None else outs[1], dropped
 
 
 @host("layer_norm", "row_norm",
@@ -90,12 +95,12 @@ _scratch = Scratch()
       "X:rn X:rn X:n X?:rn X:r X:r X?!:rn X?!:n X?!:n M!:16n M!:16n ir in i B?:rn/8 X?!:rn d")
 def _row_norm_gradients_host(function: CFunction, grad: Array, x: Array, weight: Array, around: Array | None, means: Array,
                              inverses: Array, centred: bool, wanted: tuple[bool, bool], bits: Array | None = None,
-                             p: float = 0.0) -> Gradients:
+                             p: float = 0.0, outs: Outs = (None, None)) -> Gradients:
     dtype, d = x.dtype, x.shape[1]
     if bits is not None and d % 8:
         misfit("row_norm_gradients with dropout, in parts of 8", x)
     dx = np.empty(x.shape, dtype) if wanted[0] else None
-    product, plain = (np.empty(d, dtype), np.empty(d, dtype)) if wanted[1] else (None, None)
+    product, plain = [np.empty(d, dtype) if out is None else out for out in outs] if wanted[1] else (None, None)
     dropped = np.empty(x.shape, dtype) if bits is not None and wanted[0] else None
     room = _scratch.room(32 * d)
     function(np.ascontiguousarray(grad), np.ascontiguousarray(x), packed(weight), packed(around), means, inverses, dx,
@@ -115,5 +120,5 @@ row_norm_gradients = Kernel("row_norm_gradients", _row_norm_gradients, _row_norm
                             _row_norm_gradients_host.loop("layer_norm"))
 """(gradient of x, sums over rows of grad * normalised x, and of grad, (D,), made in float64, gradient of what was added) from
 (grad, x, weight, what is added to the first or None, means, inverse deviations, centred, (whether the first is wanted, whether
-the sums are), bits of dropout or None, its p); None for what is not wanted, the last also where nothing was dropped: it is the
-first."""
+the sums are), bits of dropout or None, its p, memory for the sums or None for each); None for what is not wanted, the last also
+where nothing was dropped: it is the first."""

@@ -14,7 +14,7 @@ from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import LINE, CFunction, Scratch, bind, host
 from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
-from mpitrain.kernels.product import KINDS, LEAST_COLUMNS, LEAST_ROWS, LEAST_WORK, is_fast, one_thread, work_bytes
+from mpitrain.kernels.product import KINDS, LEAST_COLUMNS, LEAST_ROWS, LEAST_WORK, is_fast, on_device, one_thread, work_bytes
 from mpitrain.kernels.sums import EXACT, sum_rows
 
 LEAST = max(LEAST_ROWS, LEAST_COLUMNS)
@@ -22,7 +22,10 @@ IN_C = {activation.number: activation for activation in ACTIVATIONS.values() if 
 
 
 def suits(x: Array, weight: Array, activation: Activation | None, operands: str) -> bool:
-    """Whether all three products of a layer are ours at the shapes of x (M, K) and weight (N, K), and the activation is in C."""
+    """Whether all three products of a layer are ours at the shapes of x (M, K) and weight (N, K), and the activation is in C; on
+    a device, whether it has products of them."""
+    if type(x) is not np.ndarray and not operands and on_device(x, weight):
+        return x.size > 0 and weight.size > 0 and x.dtype == weight.dtype
     rows, inputs = x.shape
     outputs = len(weight)
     return (operands == "" and rows >= LEAST and inputs >= LEAST and outputs >= LEAST and rows * inputs * outputs >= LEAST_WORK

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.backend.dtype import is_half
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
-from mpitrain.kernels.kernel import Kernel
+from mpitrain.backend.runtime import runtime
+from mpitrain.kernels.kernel import FORMATS, Kernel
 from mpitrain.kernels.library import Scratch, bind
 from mpitrain.kernels.wire import format_of
 
@@ -32,13 +34,40 @@ def product(x: Array, y: Array, bias: Array | None = None, out: Array | None = N
     From M = 8, N = 8 and M N K = 2**20 on this is our own C version, whose bits in a row depend on that row, y and bias alone;
     smaller products are NumPy's. It runs on one thread, so where BLAS has several all is left to BLAS, as it is on CPUs without
     AVX-512, where OpenBLAS is 1.05 times as fast. ``benchmarks/products_vs_torch.py`` compares.
+
+    On a device all of them are its library's, and operands of float32 are rounded however small the product is.
     """
+    if type(x) is not np.ndarray and on_device(x, y):
+        return _multiply()(x, y, bias, out, operands=operands)
     if _suits(x, y, out):
         if operands == "bfloat16" and x.dtype == SINGLE:
             return native_bfloat16(x, y, bias, out)
         if one_thread() and is_fast():
             return native(x, y, bias, out)
     return _product(x, y, bias, out)
+
+
+def products(x: Array, y: Array, operands: str = "", out: Array | None = None) -> Array:
+    """x (..., M, K) y (..., K, N), whose leading dims broadcast. On the host `operands` is for `product` alone."""
+    if type(x) is not np.ndarray and on_device(x, y):
+        return _multiply()(x, y, None, out, operands=operands)
+    return array_module(x).matmul(x, y, out=out)
+
+
+def add_product(x: Array, y: Array, out: Array, operands: str = "") -> Array:
+    """Adds x (M, K) y (K, N) to `out`, of arrays for which `on_device` is True."""
+    return _multiply()(x, y, None, out, operands=operands, beta=1.0)
+
+
+def on_device(x: Array, y: Array) -> bool:
+    """Whether a device has products of these arrays: of floats, in one of the formats that its kernels take."""
+    return runtime(array_module(x).__name__) is not None and x.dtype.name in FORMATS and y.dtype.name in FORMATS
+
+
+@cache
+def _multiply() -> Callable[..., Array]:
+    from mpitrain.kernels.device.product import multiply  # no run on the host imports it
+    return multiply
 
 
 @cache
@@ -85,6 +114,8 @@ def is_fast() -> bool:
 
 def _product(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
     result = array_module(x).matmul(x, y, out=out)
+    if out is None and result.dtype != x.dtype and is_half(x.dtype):      # NumPy has no product of such numbers but float32's
+        result = result.astype(x.dtype)
     if bias is not None:
         result += bias
     return result

@@ -17,6 +17,7 @@ from mpitrain.backend.native import load
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, Scratch, host, misfit
 from mpitrain.kernels.pointwise import _sigmoid as sigmoid
+from mpitrain.kernels.product import products
 
 Steps = Iterator[tuple[int, int, int, int]]
 
@@ -58,7 +59,7 @@ def _lstm(gates: Array, h: Array, c: Array, out: Array, cells: Array, raw: Array
     xp, n = array_module(gates), c.shape[1]
     for first, count, _, _ in walk(sizes, reverse):
         a, rows = gates[first:first + count], slice(first, first + count)
-        a += xp.matmul(h[:count], weight.T)
+        a += products(h[:count], weight.T)
         a[:, :2 * n], a[:, 2 * n:3 * n], a[:, 3 * n:] = sigmoid(a[:, :2 * n]), xp.tanh(a[:, 2 * n:3 * n]), sigmoid(a[:, 3 * n:])
         i, f, g, o = (a[:, k * n:(k + 1) * n] for k in range(4))
         c[:count] = f * c[:count] + i * g
@@ -66,7 +67,7 @@ def _lstm(gates: Array, h: Array, c: Array, out: Array, cells: Array, raw: Array
         made = o * xp.tanh(c[:count])
         if projection is not None and raw is not None:
             raw[rows] = made
-            made = xp.matmul(made, projection.T)
+            made = products(made, projection.T)
         out[rows] = h[:count] = made
 
 
@@ -79,13 +80,13 @@ def _lstm_gradients(gates: Array, dout: Array, dh: Array, dc: Array, c: Array, c
         by_h = dh[:count] + dout[rows]
         if projection is not None and projected is not None:
             projected[rows] = by_h
-            by_h = xp.matmul(by_h, projection)
+            by_h = products(by_h, projection)
         t = xp.tanh(cells[rows])
         by_c = dc[:count] + by_h * o * (1 - t * t)
         dc[:count] = by_c * f
         a[...] = xp.concatenate([by_c * g * (i * (1 - i)), by_c * before_in_time(cells, c, count, *before) * (f * (1 - f)),
                                  by_c * i * (1 - g * g), by_h * t * (o * (1 - o))], axis=1)
-        dh[:count] = xp.matmul(a, weight)
+        dh[:count] = products(a, weight)
 
 
 def _gru(gates: Array, h: Array, out: Array, inner: Array, weight: Array, bias: Array | None, sizes: Array, reverse: bool
@@ -93,7 +94,7 @@ def _gru(gates: Array, h: Array, out: Array, inner: Array, weight: Array, bias: 
     xp, n = array_module(gates), h.shape[1]
     for first, count, _, _ in walk(sizes, reverse):
         a, rows = gates[first:first + count], slice(first, first + count)
-        state = xp.matmul(h[:count], weight.T)
+        state = products(h[:count], weight.T)
         if bias is not None:
             state += bias
         a[:, :2 * n] = sigmoid(a[:, :2 * n] + state[:, :2 * n])
@@ -114,7 +115,7 @@ def _gru_gradients(gates: Array, states: Array, dout: Array, dh: Array, h: Array
         by_z = by_h * (before_in_time(out, h, count, *before) - new) * (z * (1 - z))
         by_r = by_new * inner[rows] * (r * (1 - r))
         states[rows] = xp.concatenate([by_r, by_z, by_new * r], axis=1)
-        dh[:count] = by_h * z + xp.matmul(states[rows], weight)
+        dh[:count] = by_h * z + products(states[rows], weight)
         a[...] = xp.concatenate([by_r, by_z, by_new], axis=1)
 
 
@@ -122,7 +123,7 @@ def _rnn(gates: Array, h: Array, out: Array, weight: Array, sizes: Array, revers
     xp = array_module(gates)
     for first, count, _, _ in walk(sizes, reverse):
         a = gates[first:first + count]
-        a += xp.matmul(h[:count], weight.T)
+        a += products(h[:count], weight.T)
         out[first:first + count] = h[:count] = xp.maximum(a, a.dtype.type(0)) if relu else xp.tanh(a)
 
 
@@ -133,7 +134,7 @@ def _rnn_gradients(gates: Array, dout: Array, dh: Array, out: Array, weight: Arr
         y = out[first:first + count]
         by_h = dh[:count] + dout[first:first + count]
         a = gates[first:first + count] = xp.where(y <= 0, by_h.dtype.type(0), by_h) if relu else by_h * (1 - y * y)
-        dh[:count] = xp.matmul(a, weight)
+        dh[:count] = products(a, weight)
 
 
 @cache

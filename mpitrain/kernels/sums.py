@@ -11,6 +11,7 @@ from math import prod
 
 import numpy as np
 
+from mpitrain.backend.dtype import is_half
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, host
@@ -60,7 +61,18 @@ row_sums = Kernel("row_sums", _row_sums, host=_row_sums_host)
 
 def sum_rows(x: Array, out: Array | None = None) -> Array:
     """The sums over the rows of a matrix, in `out` where given: of up to `EXACT` rows one after the other."""
+    if is_half(x.dtype):
+        return _of_half(x, out)
     return x.sum(axis=0, out=out) if len(x) <= EXACT else _in_blocks(x, out)
+
+
+def _of_half(x: Array, out: Array | None) -> Array:
+    """The sums over the rows of a matrix of 16 bits, in float32 where `out` does not say otherwise."""
+    made = array_module(x).empty(x.shape[1], "float32") if out is None else out
+    if x.size:
+        return column_sums(x, made)
+    made[...] = 0
+    return made
 
 
 def _in_blocks(x: Array, out: Array | None = None) -> Array:
@@ -77,9 +89,10 @@ def _in_blocks(x: Array, out: Array | None = None) -> Array:
 
 
 def sum_over(x: Array, dims: tuple[int, ...] | int | None, keepdims: bool = False) -> Array:
-    """``x.sum(dims)``, in blocks where that adds up more than `ROWS` numbers that lie apart in memory; a new array."""
+    """``x.sum(dims)``, in blocks where that adds up more than `ROWS` numbers that lie apart in memory; a new array. Of
+    16 bits, in float32."""
     if x.size <= ROWS or x.dtype not in IN_C:
-        return x.sum(axis=dims, keepdims=keepdims)
+        return x.sum(axis=dims, keepdims=keepdims, dtype="float32" if is_half(x.dtype) else None)
     gapless = x.flags.c_contiguous or x.flags.f_contiguous
     if dims is None and gapless:
         return x.sum(keepdims=keepdims) if x.size <= EXACT else \

@@ -112,10 +112,11 @@ class Embedding(Module):
 
     def scale_rows(self, which: Array) -> bool:
         """Scales those rows of the weight, each number once, that are longer than `max_norm`; whether there were any."""
-        values = self.weight.array[which]
+        values = self.weight.master[which]
         new = self.scaled(values, self.weight.xp)
         if changed := bool((new != values).any()):
-            self.weight.array[which] = new
+            self.weight.master[which] = new
+            self.weight.round()
             self.weight.mark_changed()
         return changed
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
+from mpitrain.backend import is_float
 from mpitrain.errors import ConfigError, ShapeError
 
 
@@ -59,7 +60,7 @@ def _check(layer: Any, x: Any, key: Any, value: Any, padding: Any) -> None:
     if padding is not None and tuple(padding.shape) != tuple(keys.shape[:2]):
         raise ShapeError(f"MultiHeadAttention: the key_padding_mask has shape {tuple(padding.shape)}, expected "
                          f"{tuple(keys.shape[:2])}")
-    if padding is not None and padding.dtype.kind not in "bf":
+    if padding is not None and padding.dtype.kind != "b" and not is_float(padding.dtype):
         raise ShapeError(f"MultiHeadAttention: the key_padding_mask is {padding.dtype}, expected bool, True where a key is "
                          "padding, or floating-point numbers to add")
 

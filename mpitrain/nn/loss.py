@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain import ops
-from mpitrain.autograd import Tensor
+from mpitrain.autograd import Tensor, in_single
 from mpitrain.backend import Array, asnumpy
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.nn.arguments import Checked
@@ -36,12 +36,14 @@ class Loss(Checked):
     outputs_are = "logits"
     bounds = (-math.inf, math.inf)           # the targets lie in it, which a run makes sure of before it starts, ...
     among: tuple[float, ...] = ()            # ... and are some of these numbers, if there are any
+    takes_half = False                       # whether it takes outputs of 16 bits; others get them in float32
     counted_weight: Any = None                    # of classes: weights whose sum is the count; a run wants them 0 or more
 
     @door
     def __call__(self, output: Tensor, target: Array) -> Tensor:
         if tuple(n for n in target.shape if n != 1) != tuple(n for n in output.shape if n != 1):       # (B,) may be (B, 1)
             raise ShapeError(f"the model's output has shape {output.shape}, the target {tuple(target.shape)}; they must be equal")
+        output = in_single(output)
         return self.total(output, target.reshape(output.shape).astype(output.dtype, copy=False))
 
     def total(self, output: Tensor, target: Array) -> Tensor:
@@ -92,6 +94,7 @@ class CrossEntropy(Loss):
     """
 
     kind = "classes"
+    takes_half = True
 
     def __init__(self, label_smoothing: float = 0.0, ignore_index: int | None = None, weight: Sequence[float] | None = None):
         if not 0.0 <= label_smoothing <= 1.0:
@@ -103,6 +106,7 @@ class CrossEntropy(Loss):
     @door
     def __call__(self, output: Tensor, target: Array) -> Tensor:
         if self.counted_weight is not None:
+            output = in_single(output)
             return ops.cross_entropy_loss(output, target, self.counted_weight, self.ignore_index, "sum", self.label_smoothing,
                                           dim=-1)
         return ops.cross_entropy(output, target, label_smoothing=self.label_smoothing, ignore_index=self.ignore_index)

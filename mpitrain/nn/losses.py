@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from mpitrain import ops
-from mpitrain.autograd import Tensor
+from mpitrain.autograd import Tensor, in_single
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError
 from mpitrain.nn.loss import Loss, count_of_labels
@@ -37,6 +37,7 @@ class Reduced(Loss):
 
     @door
     def __call__(self, output: Any, target: Any) -> Tensor:
+        output = in_single(output)
         return type(self).function(output, as_output(output, target) if self.kind != "classes" else target,
                                    reduction=self.reduction, **self.options)
 

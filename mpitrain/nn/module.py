@@ -224,8 +224,14 @@ class Module(Checked):
         check_state({name: leaf.shape for name, leaf in own.items()}, state, "the model")
         for name, leaf in own.items():
             values = state[name].array if isinstance(state[name], Tensor) else state[name]
-            leaf.xp.copyto(leaf.array, leaf.xp.asarray(values, dtype=leaf.dtype))
+            leaf.xp.copyto(leaf.master, leaf.xp.asarray(values, dtype=leaf.master.dtype))
             leaf.mark_changed()
+        self.round_parameters()
+
+    def round_parameters(self) -> None:
+        """Makes the copies in 16 bits of parameters anew, where a device computes with such copies."""
+        for parameter in self.parameters():
+            parameter.round()
 
     def train(self: Self, training: bool = True) -> Self:
         """Dropout drops, batch norm uses the batch's statistics; `eval()` is the opposite."""

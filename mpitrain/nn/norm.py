@@ -7,6 +7,7 @@ step of many micro-batches on many ranks then counts as one batch. Recomputing a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, array_module
+from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
@@ -39,8 +41,8 @@ class _Tracking(Module):
         if momentum is not None and not 0.0 < momentum <= 1.0:
             raise ConfigError(f"the momentum of batch norm lies in (0, 1], not {momentum}")
         self.features = features
-        self.weight = Parameter((features,), init.ones) if affine else None
-        self.bias = Parameter((features,), init.zeros) if affine and bias else None
+        self.weight = Parameter((features,), init.ones, rounded=False) if affine else None
+        self.bias = Parameter((features,), init.zeros, rounded=False) if affine and bias else None
         self.running: Running | None = None
         if track_running_stats:
             self.running_mean = Buffer((features,), init.zeros)
@@ -89,8 +91,10 @@ class _BatchNorm(_Tracking):
                                             eps=self.eps, activation=self.fused)
         y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, eps=self.eps, activation=self.fused,
                                              reduce=None if self.across is None else self.across.reduce)
-        count = float(count)                      # The count is the sum over the ranks.
-        if count < 2:
+        # The count is the sum over the ranks: on a device a number there, which only a rank with fewer than two values waits for.
+        if array_module(mean) is np or prod(shape) < 2 * shape[1]:
+            count = float(count)
+        if isinstance(count, float) and count < 2:
             raise ShapeError(f"{type(self).__name__}: training needs more than one value for each channel over all ranks, "
                              f"the input here is {shape}; use larger micro-batches")
         if self.running is not None:
@@ -137,8 +141,8 @@ class LayerNorm(Module):
         self.eps = eps
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.by_position = len(self.shape) == 1
-        self.weight = Parameter(self.shape, init.ones) if elementwise_affine else None
-        self.bias = Parameter(self.shape, init.zeros) if bias and elementwise_affine else None
+        self.weight = Parameter(self.shape, init.ones, rounded=False) if elementwise_affine else None
+        self.bias = Parameter(self.shape, init.zeros, rounded=False) if bias and elementwise_affine else None
 
     def forward(self, x: Any, residual: Any = None, dropping: Dropout | None = None) -> Any:
         """The norm of x; where `residual` is given, (residual + dropping(x), the norm of that), in one pass over memory."""
@@ -158,8 +162,8 @@ class GroupNorm(Module):
         if groups < 1 or channels % groups:
             raise ShapeError(f"{channels} channels cannot be cut into {groups} groups; channels must be a multiple of groups")
         self.groups, self.eps = groups, eps
-        self.weight = Parameter((channels,), init.ones) if affine else None
-        self.bias = Parameter((channels,), init.zeros) if affine and bias else None
+        self.weight = Parameter((channels,), init.ones, rounded=False) if affine else None
+        self.bias = Parameter((channels,), init.zeros, rounded=False) if affine and bias else None
 
     def forward(self, x: Any) -> Tensor:
         return ops.group_norm(x, self.groups, self.weight, self.bias, eps=self.eps)
@@ -175,15 +179,15 @@ class RMSNorm(Module):
         self.eps = eps
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
         self.by_position = len(self.shape) == 1
-        self.weight = Parameter(self.shape, init.ones) if elementwise_affine else None
+        self.weight = Parameter(self.shape, init.ones, rounded=False) if elementwise_affine else None
 
     def forward(self, x: Any) -> Tensor:
         weight = _ones(self.shape, x) if self.weight is None else self.weight
-        return ops.rms_norm(x, weight, eps=float(np.finfo(x.dtype).eps) if self.eps is None else self.eps)
+        return ops.rms_norm(x, weight, eps=float(np.finfo(statistics_dtype(x.dtype)).eps) if self.eps is None else self.eps)
 
 
 def _ones(shape: tuple[int, ...], x: Any) -> Array:
-    return array_module(x.array if isinstance(x, Tensor) else x).ones(shape, x.dtype)
+    return array_module(x.array if isinstance(x, Tensor) else x).ones(shape, statistics_dtype(x.dtype))
 
 
 NORMS: Registry[Callable[..., Module]] = Registry("norm")

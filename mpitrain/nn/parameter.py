@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.autograd import Tensor
+from mpitrain.autograd.tensor import read_only
 from mpitrain.backend import Array, stream_key
 from mpitrain.errors import GraphError, ShapeError
 from mpitrain.nn.arguments import Checked
 from mpitrain.nn.init import Initialiser, Shape
+from mpitrain.nn.rectangles import rectangles, runs
 
 __all__ = ["Buffer", "Parameter"]
 
@@ -44,6 +46,7 @@ class Described(Checked, Tensor):
     """
 
     __slots__ = ("_groups", "_shape", "global_shape", "init", "name", "offset", "placement")
+    is_leaf_of_model = True
 
     def __init__(self, shape: Sequence[int], init: Initialiser):
         super().__init__(np.empty(0, np.float32))
@@ -80,6 +83,15 @@ class Described(Checked, Tensor):
         except AttributeError:
             return False
         return True
+
+    @property
+    def master(self) -> Array:
+        """The array of the values that are trained, saved and sent; `array` is what operations read."""
+        return self.array
+
+    @property
+    def data(self) -> Array:
+        return read_only(self.master)
 
     @property
     def shape(self) -> Shape:
@@ -155,7 +167,7 @@ class Described(Checked, Tensor):
         """Writes the initial values of this part's elements start .. start+len(out) (C order) into `out`."""
         key = stream_key(seed, self.key)
         written = 0
-        for first, count in _runs(*self._ungrouped(), start, start + len(out)):
+        for first, count in runs(*self._ungrouped(), start, start + len(out)):
             for at in range(0, count, CHUNK):
                 n = min(CHUNK, count - at)
                 out[written:written + n] = self.init(key, first + at, n, self.global_shape, xp)
@@ -170,60 +182,26 @@ class Described(Checked, Tensor):
         return (*self.offset[:dim], 0, *self.offset[dim:]), shape, whole
 
 
-def _runs(offset: Shape, shape: Shape, whole: Shape, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """(first global element, count) of the contiguous pieces that elements start..stop of a part consist of.
-
-    All dims after `inner` are whole, so a run is the product of the dims from there.
-    """
-    inner = max(0, len(shape) - 1)
-    while inner > 0 and shape[inner] == whole[inner]:
-        inner -= 1
-    run = max(1, math.prod(shape[inner:]))
-    strides = [math.prod(whole[d + 1:]) for d in range(len(whole))]
-    while start < stop:
-        count = min(stop, (start // run + 1) * run) - start
-        index = np.unravel_index(start, shape) if shape else ()
-        yield sum((int(i) + o) * s for i, o, s in zip(index, offset, strides)), count
-        start += count
-
-
-def rectangles(shape: Shape, start: int, stop: int) -> list[tuple[Shape, Shape]]:
-    """Elements start .. stop of an array (C order) as boxes [low, high), in order: the fewest, at most 2 n - 1 for n dims."""
-    if start >= stop:
-        return []
-    if not shape:
-        return [((), ())]
-    inner = math.prod(shape[1:])
-    found: list[tuple[Shape, Shape]] = []
-    while start < stop:
-        row, offset = divmod(start, inner)
-        rows = (stop - start) // inner if offset == 0 else 0
-        if rows:
-            found.append(((row, *(0 for _ in shape[1:])), (row + rows, *shape[1:])))
-            start += rows * inner
-        else:
-            end = min(stop, (row + 1) * inner)
-            found += [((row, *low), (row + 1, *high)) for low, high in rectangles(shape[1:], offset, offset + end - start)]
-            start = end
-    return found
-
-
 class Parameter(Described):
     """A trained leaf. ``decay=False``: never weight-decayed, whatever the optimizer is told.
 
     `operands` "bfloat16" lets matrix products with it round what they multiply; set by the storage of a model in that precision.
     `twin_of` is the name of another parameter whose values this one always has: see `Sequential.untie`.
 
+    On a device `array` may be a copy in 16 bits, rounded from `master` after each change, whose gradient has the master's format.
+    ``rounded=False``: never, as for the gains of norms, which are small and read in float32.
+
     Memory may come and go. Without `array`, `away` says why (default: it was never given any). Without `grad_buffer`, the first
     who asks for that is lent one by `lend`.
     """
 
-    __slots__ = ("away", "decay", "home", "lend", "operands", "trained_from", "twin_of")
+    __slots__ = ("away", "decay", "home", "lend", "operands", "rounded", "trained_from", "twin_of", "unrounded")
     is_parameter = True
 
-    def __init__(self, shape: Sequence[int], init: Initialiser, *, decay: bool = True):
+    def __init__(self, shape: Sequence[int], init: Initialiser, *, decay: bool = True, rounded: bool = True):
         super().__init__(shape, init)
-        self.decay = decay
+        self.decay, self.rounded = decay, rounded
+        self.unrounded: Array | None = None                   # the master, where `array` is a copy
         self.operands = ""
         self.twin_of = ""
         self.away = ""
@@ -241,15 +219,30 @@ class Parameter(Described):
         return super().__getattr__(attribute)
 
     @property
+    def master(self) -> Array:
+        return self.array if self.unrounded is None else self.unrounded
+
+    def bind(self, values: Array, copy: Array | None = None) -> None:
+        """Gives it memory: of its values, and of a copy of them in 16 bits, where operations are to read one."""
+        self.array, self.unrounded = (values, None) if copy is None or not self.rounded else (copy, values)
+
+    def round(self) -> None:
+        """Makes the copy anew, after its values have changed."""
+        if self.unrounded is not None:
+            self.array[...] = self.unrounded
+
+    @property
     def key(self) -> str:
         return self.twin_of or self.name
 
     def like(self, another: Another) -> Described:
-        return Parameter(self.global_shape, self.init, decay=self.decay) if type(self) is Parameter else super().like(another)
+        if type(self) is not Parameter:
+            return super().like(another)
+        return Parameter(self.global_shape, self.init, decay=self.decay, rounded=self.rounded)
 
     def twin(self, name: str) -> Parameter:
         """Another parameter with the values of this one, cut as it is, which the whole model calls `name`."""
-        other = Parameter(self.global_shape, self.init, decay=self.decay)
+        other = Parameter(self.global_shape, self.init, decay=self.decay, rounded=self.rounded)
         other._shape, other._groups = self._shape, self._groups
         other.offset, other.placement = self.offset, dict(self.placement)
         other.twin_of = self.twin_of or name

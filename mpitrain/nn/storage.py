@@ -3,8 +3,9 @@
     values  [ embed.weight ....... |pad| block0.weight ... |pad| block0.bias .|pad| ... ]
               ^ start       ^ stop
 
-Gradients and optimizer state use the same layout, so reduction, norm and update are loops over flat slices. Each
-parameter begins on a multiple of 16 elements: 64 bytes in float32, and the same table in float64. What lies between is zero.
+Gradients and optimizer state use the same layout, so reduction, norm and update are loops over flat slices. So does `compute`,
+the copy of float32 values in 16 bits that operations read where a device computes in those. Each parameter begins on a multiple
+of 16 elements: 64 bytes in float32, and the same table in float64. What lies between is zero.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from weakref import ref
 
 import numpy as np
 
-from mpitrain.backend import CPU, Array, Device, float_dtype, is_array
+from mpitrain.backend import CPU, Array, Device, compute_dtype, float_dtype, is_array
 from mpitrain.errors import ShapeError
 from mpitrain.nn.parameter import Parameter
 
@@ -70,9 +71,15 @@ class FlatLayout:
     def __init__(self, parameters: Sequence[Parameter], dtype: str = "float32", device: Device = CPU,
                  allocate: Allocate | None = None):
         self.precision, self.dtype, self.device, self.allocate = dtype, float_dtype(dtype), device, allocate
+        self.compute_dtype = compute_dtype(dtype, device)         # of activations, and of copies of parameters if it has 16 bits
         self.segments, self.size = plan_segments(parameters)
         for segment in self.segments:
-            segment.parameter.operands = "bfloat16" if dtype == "bfloat16" else ""
+            segment.parameter.operands = "bfloat16" if dtype == "bfloat16" and not self.is_mixed else ""
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether operations read copies of the parameters in fewer bits than the values have."""
+        return self.compute_dtype != self.dtype
 
     def views(self, flat: Array) -> list[Array]:
         """The parameters' parts of a flat array of this layout, in their shapes."""
@@ -117,17 +124,21 @@ def _host_memory(make: Callable[..., Array], nbytes: int) -> Array:
 
 
 class FlatStorage(FlatLayout):
-    """Memory for parameters: `values` holds all, each `parameter.array` is a view into it.
+    """Memory for parameters: `values` holds all, each `parameter.master` is a view into it; `compute`, where there is one, the
+    copies in 16 bits that are each `parameter.array`, but for parameters that are not `rounded`.
 
-    The memory is not cleared here, since several ranks may share it: `initialise` writes every element.
+    Whoever writes values calls `refresh` before somebody computes. The memory is not cleared here, since several ranks may share
+    it: `initialise` writes every element.
     """
 
     def __init__(self, parameters: Sequence[Parameter], dtype: str = "float32", device: Device = CPU,
                  allocate: Allocate | None = None):
         super().__init__(parameters, dtype, device, allocate)
         self.values = self.memory(self.size, allocate)
-        for segment, view in zip(self.segments, self.views(self.values)):
-            segment.parameter.array = view
+        self.compute: Array | None = device.xp.empty(self.size, self.compute_dtype) if self.is_mixed else None
+        copies = [None] * len(self.segments) if self.compute is None else self.views(self.compute)
+        for segment, view, copied in zip(self.segments, self.views(self.values), copies):
+            segment.parameter.bind(view, copied)
             segment.parameter.home = ref(self)
         self.gradients: Array | None = None
         self._gradient_views: list[Array] = []
@@ -148,17 +159,36 @@ class FlatStorage(FlatLayout):
             segment.parameter.fill(seed, self.values[segment.start:segment.stop], 0, self.device.xp)
             self.values[segment.stop:end] = 0
             segment.parameter.mark_changed()
+        self.refresh()
+
+    def refresh(self, segments: Sequence[Any] | None = None) -> None:
+        """Rounds the values of `segments` (default: of all) to the copies in 16 bits, if there are any."""
+        if self.compute is not None:
+            for start, stop in [(0, self.size)] if segments is None else runs_of(segments):
+                self.compute[start:stop] = self.values[start:stop]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FlatStorage:
         """A copy in memory of its own, to which the copied parameters are bound (a plain deepcopy would part them)."""
         parameters = [copy.deepcopy(s.parameter, memo) for s in self.segments]
         twin = memo[id(self)] = FlatStorage(parameters, self.precision, self.device)
         twin.values[...] = self.values
+        twin.refresh()
         return twin
 
     def __repr__(self) -> str:
         count = sum(math.prod(s.shape) for s in self.segments)
         return f"FlatStorage({len(self.segments)} parameters, {count} values, {self.precision}, {self.device.name})"
+
+
+def runs_of(segments: Sequence[Any]) -> list[tuple[int, int]]:
+    """The elements of segments in order, as few [start, stop): with the zeros between neighbours."""
+    found: list[tuple[int, int]] = []
+    for s in segments:
+        if found and 0 <= s.start - found[-1][1] < ALIGN:
+            found[-1] = found[-1][0], s.stop
+        else:
+            found.append((s.start, s.stop))
+    return found
 
 
 def check_state(own: dict[str, tuple[int, ...]], state: dict[str, Any], what: str) -> None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
-from mpitrain.backend import Array, is_array
+from mpitrain.backend import Array, is_array, is_float
 from mpitrain.errors import ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.attention import MultiHeadAttention
@@ -93,7 +93,7 @@ class _Layer(Module):
             return None
         if not isinstance(mask, Tensor):
             mask = mask if is_array(mask) else np.asarray(mask)
-        if mask.dtype.kind not in "bf":
+        if mask.dtype.kind != "b" and not is_float(mask.dtype):
             raise ShapeError(f"{type(self).__name__}: {name} is {mask.dtype}, expected bool, True where nobody looks, or "
                              "floating-point numbers to add")
         return mask.array if isinstance(mask, Tensor) and mask.dtype == bool else mask

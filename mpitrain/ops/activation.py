@@ -20,6 +20,7 @@ __all__ = ["gelu", "leaky_relu", "log_softmax", "relu", "sigmoid", "silu", "soft
 class Pointwise(Function):
     """An activation with a kernel for its values and one for its gradient."""
 
+    half = "own"
     floats = 4
 
     @staticmethod
@@ -54,7 +55,7 @@ class Relu(Pointwise):
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, activation: str) -> Array:
-        if x.dtype.kind == "f":
+        if x.dtype.kind not in "iu":
             return Pointwise.forward(ctx, x, activation=activation)
         return ctx.xp.maximum(x, x.dtype.type(0))
 
@@ -196,6 +197,7 @@ def softplus(x: Any, beta: float = 1.0, threshold: float = math.inf) -> Tensor:
 
 
 class Softmax(Function):
+    half = "own"
     floats = 4
     kernel, gradient = rows.softmax, rows.softmax_grad
 
@@ -218,6 +220,7 @@ class Softmax(Function):
 
 
 class LogSoftmax(Softmax):
+    half = ""
     kernel, gradient = rows.log_softmax, rows.log_softmax_grad
 
     @staticmethod

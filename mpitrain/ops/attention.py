@@ -17,6 +17,7 @@ from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.attention import attention_weights, attention_weights_gradient
 from mpitrain.kernels.dropout import Dropping
 from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad
+from mpitrain.kernels.product import products
 from mpitrain.ops import composed
 from mpitrain.ops.shape import broadcast_to, expand_dims, reshape
 
@@ -47,7 +48,7 @@ def scaled_dot_product_attention(query: Any, key: Any, value: Any, attn_mask: An
     if mask is not None and not _broadcasts(tuple(mask.shape), wanted):
         raise ShapeError(f"scaled_dot_product_attention: the mask has shape {tuple(mask.shape)}, expected one that broadcasts "
                          f"to {wanted}")
-    if mask is not None and mask.dtype.kind not in "bf":
+    if mask is not None and mask.dtype.kind != "b" and not is_float(mask.dtype):
         raise ShapeError(f"scaled_dot_product_attention: the mask is {mask.dtype}, expected bool, True where a query may look, "
                          "or floating-point numbers to add")
     factor = _default_scale(shapes[0][-1]) if scale is None else scale
@@ -82,6 +83,7 @@ def self_attention(qkv: Any, heads: int, *, causal: bool = False, scale: float |
 class Attention(Function):
     """Backward computes the weights again: what is kept is the result, and two numbers for each query."""
 
+    half = "products"
     floats = 4
 
     @staticmethod
@@ -106,6 +108,7 @@ class Attention(Function):
 class SelfAttention(Function):
     """Attention among the parts of one array, whose gradient is one array too."""
 
+    half = "products"
     floats = 4
 
     @staticmethod
@@ -152,7 +155,7 @@ class MaskedAttention(Function):
     def forward(ctx: Context, q: Array, k: Array, v: Array, mask: Array, *, causal: bool, scale: float) -> Array:
         xp = ctx.xp
         ctx.causal, ctx.scale = causal, scale
-        scores = xp.matmul(q, k.swapaxes(-1, -2), out=xp.empty((*q.shape[:-1], k.shape[-2]), q.dtype))
+        scores = products(q, k.swapaxes(-1, -2), out=xp.empty((*q.shape[:-1], k.shape[-2]), q.dtype))
         if is_float(mask.dtype) or scale <= 0:        # 0 and less would turn -inf into NaN and inf
             scores *= scores.dtype.type(scale)
             scale = 1.0
@@ -162,7 +165,7 @@ class MaskedAttention(Function):
             xp.copyto(scores, -math.inf, where=~mask)
         weights = attention_weights(scores, scale, causal, scores) if scores.size else scores
         ctx.save(q, k, v, weights, mask)
-        return xp.matmul(weights, v, out=_like(q, v.shape[-1], xp))
+        return products(weights, v, out=_like(q, v.shape[-1], xp))
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
@@ -170,17 +173,17 @@ class MaskedAttention(Function):
         xp = ctx.xp
         dq = dk = dv = dmask = None
         if ctx.needs[2]:
-            dv = xp.matmul(weights.swapaxes(-1, -2), grad, out=xp.empty_like(v))
+            dv = products(weights.swapaxes(-1, -2), grad, out=xp.empty_like(v))
         if ctx.needs[0] or ctx.needs[1] or ctx.needs[3]:
-            scores = xp.matmul(grad, v.swapaxes(-1, -2), out=xp.empty(weights.shape, grad.dtype))
+            scores = products(grad, v.swapaxes(-1, -2), out=xp.empty(weights.shape, grad.dtype))
             if scores.size:
                 attention_weights_gradient(weights, scores, 1.0 if ctx.needs[3] else ctx.scale, ctx.causal, scores)
             if ctx.needs[3]:
                 dmask, scores = scores, scores * scores.dtype.type(ctx.scale)
             if ctx.needs[0]:
-                dq = xp.matmul(scores, k, out=xp.empty_like(q))
+                dq = products(scores, k, out=xp.empty_like(q))
             if ctx.needs[1]:
-                dk = xp.matmul(scores.swapaxes(-1, -2), q, out=xp.empty_like(k))
+                dk = products(scores.swapaxes(-1, -2), q, out=xp.empty_like(k))
         return dq, dk, dv, dmask
 
     @staticmethod

@@ -66,6 +66,7 @@ class Clip(Function):
 
 
 class Where(Function):
+    half = "own"
     complex_inputs = "analytic"
     broadcasts = True
 

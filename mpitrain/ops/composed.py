@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpitrain.autograd import Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, is_float
 from mpitrain.ops.activation import softmax
 from mpitrain.ops.choice import where
 from mpitrain.ops.elementwise import sqrt
@@ -39,7 +39,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Any, *, causal: bool, scale
         allowed &= xp.tri(*scores.shape[-2:], dtype=bool)
     if mask is not None:
         values: Array = mask.array if isinstance(mask, Tensor) else mask
-        if values.dtype.kind == "f":
+        if is_float(values.dtype):
             scores = scores + mask
             allowed &= values > -xp.inf
         else:

@@ -13,7 +13,7 @@ import numpy as np
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
-from mpitrain.kernels.product import product
+from mpitrain.kernels.product import product, products
 from mpitrain.ops.diagonals import diagonal
 from mpitrain.ops.inputs import as_tensor, dim_of
 from mpitrain.ops.reduce import sum as total
@@ -213,7 +213,7 @@ def _contracted(xp: Any, x: Array, y: Array, spec: Spec) -> Array:
     if batch == 0:
         made = product(_matrix(xp, x, m, k), _matrix(xp, y, k, n))
     else:
-        made = xp.matmul(_blocks(xp, x, (b, m, k)), _blocks(xp, y, (b, k, n)))
+        made = products(_blocks(xp, x, (b, m, k)), _blocks(xp, y, (b, k, n)))
     return made.reshape(shape).transpose(back)
 
 

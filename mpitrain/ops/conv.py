@@ -75,6 +75,7 @@ def transposed_size(name: str, x: Any, window: Any, extra: tuple[int, ...]) -> t
 class Conv2d(Function):
     """y = w * windows(x) + b."""
 
+    half = "products"
     floats = 4
 
     @staticmethod
@@ -103,6 +104,7 @@ class Conv2d(Function):
 class ConvTranspose2d(Function):
     """The adjoint of Conv2d's linear map, plus b."""
 
+    half = "products"
     floats = 4
 
     @staticmethod
@@ -131,6 +133,7 @@ class ConvTranspose2d(Function):
 class KernelGradient(Function):
     """The weight's gradient from x and that of y: linear in both, as the convolution is in x and the weight."""
 
+    half = "products"
     floats = 4
 
     @staticmethod

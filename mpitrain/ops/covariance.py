@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpitrain.autograd import Tensor
+from mpitrain.backend import is_float
 from mpitrain.errors import ShapeError
 from mpitrain.ops.choice import clip
 from mpitrain.ops.diagonals import diagonal
@@ -23,7 +24,7 @@ def cov(x: Any, *, correction: int = 1, fweights: Any = None, aweights: Any = No
     `fweights` (N,) says how often each observation was made, `aweights` (N,) how much it counts.
     """
     x = float_tensor("cov", x)
-    if x.ndim > 2 or x.dtype.kind != "f":
+    if x.ndim > 2 or not is_float(x.dtype):
         raise ShapeError(f"cov: the input is {x.dtype} {x.shape}, expected real numbers of shape (V, N) or (N,)")
     check_number("cov", "correction", correction)
     rows = x if x.ndim == 2 else reshape(x, 1, x.size)

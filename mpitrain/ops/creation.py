@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.autograd import Context, Function, Tensor
+from mpitrain.autograd import Context, Function, Tensor, in_single
 from mpitrain.autograd.analytic import Real
-from mpitrain.backend import Array, array_module, is_array
+from mpitrain.backend import Array, array_module, is_array, is_half
 from mpitrain.errors import ShapeError
 from mpitrain.ops.inputs import as_array, as_tensor, raw, sizes_of
 
@@ -87,6 +87,7 @@ CASTS = {kind.result_dtype.name: kind for kind in (ToFloat32, ToFloat64, ToCompl
 
 
 class Clone(Function):
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod
@@ -110,7 +111,12 @@ def astype(x: Any, dtype: Any) -> Tensor:
     if isinstance(dtype, str) and dtype.split(":")[0] in ("cpu", "cuda"):
         raise ShapeError(f"to: {dtype!r} is a device, expected a dtype; a model and all it computes are on one device, "
                          "the one given to initialize() or train.device, and x.numpy() has the values on the host")
-    x, wanted = as_tensor(x), dtype_of("astype", dtype)
+    x = as_tensor(x)
+    if x.xp is not np:                            # 16 bits are on devices alone
+        if isinstance(dtype, np.dtype) and is_half(dtype):
+            return x if x.dtype == dtype else Function.cast(astype(x, "float32"), dtype=dtype)
+        x = in_single(x)
+    wanted = dtype_of("astype", dtype)
     if x.dtype == wanted:
         return x
     if wanted.name in CASTS and x.dtype.char not in "egG":        # there are no operations on these, only casts

@@ -14,6 +14,7 @@ __all__ = ["absolute", "add", "divide", "exp", "log", "multiply", "negative", "p
 
 
 class Add(Function):
+    half = "own"
     complex_inputs = "analytic"
     broadcasts = is_arithmetic = True
 
@@ -31,6 +32,7 @@ class Add(Function):
 
 
 class Subtract(Function):
+    half = "own"
     complex_inputs = "analytic"
     broadcasts = is_arithmetic = True
 
@@ -48,6 +50,7 @@ class Subtract(Function):
 
 
 class Multiply(Function):
+    half = "own"
     complex_inputs = "analytic"
     broadcasts = is_arithmetic = True
 
@@ -67,6 +70,7 @@ class Multiply(Function):
 
 
 class Divide(Function):
+    half = "own"
     complex_inputs = "analytic"
     broadcasts = makes_floats = True
 
@@ -121,6 +125,7 @@ class Power(Function):
 
 
 class Negative(Function):
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod

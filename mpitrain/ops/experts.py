@@ -108,6 +108,8 @@ class Balance(Function):
 class Dispatch(Function):
     """Rows (T, D) at their experts' places (E, C, D), zeros at those that nobody has."""
 
+    half = "own"
+
     @staticmethod
     def forward(ctx: Context, x: Array, slots: Array, tokens: Array, *, capacity: int) -> Array:
         if x.ndim != 2 or len(x) != slots.shape[1]:
@@ -122,6 +124,8 @@ class Dispatch(Function):
 
 class Combine(Function):
     """The rows at places (E, C, D) back where they came from, (T, D): a row's choices, times their gates (K, T), added up."""
+
+    half = "own"
 
     @staticmethod
     def forward(ctx: Context, x: Array, gates: Array, slots: Array, sources: Array, tokens: Array, *, capacity: int) -> Array:

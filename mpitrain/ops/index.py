@@ -20,6 +20,7 @@ __all__ = ["embedding", "getitem", "take"]
 class Slice(Function):
     """x[index] for numbers, slices, None and Ellipsis."""
 
+    half = "own"
     complex_inputs = "analytic"
     views = True
 
@@ -42,6 +43,7 @@ class Slice(Function):
 class Gather(Function):
     """x[index] with arrays of integers or booleans, `chosen`, at those places of the index that are "array"."""
 
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod
@@ -81,6 +83,7 @@ class AddAt(Function):
 class Take(Function):
     """Rows of x along one dim."""
 
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod
@@ -110,6 +113,8 @@ class Take(Function):
 
 class Embedding(Function):
     """Rows of a table; rows asked for several times get the sum of their gradients."""
+
+    half = "own"
 
     @staticmethod
     def forward(ctx: Context, indices: Array, weight: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpitrain.autograd import Tensor
 from mpitrain.autograd.function import of_list
-from mpitrain.backend import Array, is_array
+from mpitrain.backend import Array, is_array, is_float
 from mpitrain.errors import ConfigError, MpitrainError, ShapeError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -61,7 +61,7 @@ def as_array(x: Any) -> Array:
 
 def floating(name: str, x: Array) -> Array:
     """`x` with a dtype that has fractions: integers and booleans become float32, as in PyTorch (NumPy makes float16 of bytes)."""
-    if x.dtype.kind in "fc":
+    if x.dtype.kind == "c" or is_float(x.dtype):
         return x
     if x.dtype.kind not in "biu":
         raise ShapeError(f"{name}: the input is {x.dtype}, expected numbers")
@@ -71,7 +71,7 @@ def floating(name: str, x: Array) -> Array:
 def float_tensor(name: str, x: Any) -> Tensor:
     """`x` as a tensor that has fractions; see `floating`."""
     x = as_tensor(x)
-    return x if x.dtype.kind == "f" else Tensor(floating(name, x.array))
+    return x if is_float(x.dtype) else Tensor(floating(name, x.array))
 
 
 def only_floats(name: str, x: Any) -> Array:

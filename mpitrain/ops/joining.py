@@ -73,6 +73,7 @@ def column_stack(tensors: Sequence[Any]) -> Tensor:
 
 
 class Unbind(Function):
+    half = "own"
     complex_inputs = "analytic"
     views = True
 

@@ -58,6 +58,7 @@ def add_layer_norm(x: Any, residual: Any, weight: Any, bias: Any = None, *, eps:
 class RowNorm(Function):
     """Statistics of each row, a row being the last dims of x, those of weight: layer norm, and RMS norm if not centred."""
 
+    half = "parameters"
     floats = 4
 
     @staticmethod
@@ -80,6 +81,7 @@ class RowNorm(Function):
 class AddRowNorm(Function):
     """The sum of two arrays and the layer norm of its rows."""
 
+    half = "parameters"
     floats = 4
 
     @staticmethod
@@ -117,14 +119,17 @@ def _gradients(ctx: Context, grad: Array, around: Array | None, needed: bool, ce
     x, weight, means, inverses = ctx.saved[:4]
     needs_weight, needs_bias = ctx.needs[-2:]
     beside = None if around is None else _rows(around, weight)
-    dx, product, plain, dropped = row_norm_gradients(_rows(grad, weight), _rows(x, weight), _flat(weight), beside, means,
-                                                     inverses, centred, (needed, needs_weight or needs_bias), bits, p)
+    place = len(ctx.needs) - 2
+    outs = ctx.out(place) if needs_weight else None, ctx.out(place + 1) if needs_bias else None
+    dx, product, plain, dropped = row_norm_gradients(
+        _rows(grad, weight), _rows(x, weight), _flat(weight), beside, means, inverses, centred,
+        (needed, needs_weight or needs_bias), bits, p, (_flat(outs[0]), _flat(outs[1])))
     if centred and weight.size == 1 and around is None and needed:
         dx[...] = 0                               # a number alone is its own mean: what the loops leave is rounding
     return (_as(dx, x) if needed else None,
             None if dropped is None else _as(dropped, x),
-            _as(product, weight) if needs_weight else None,
-            _as(plain, weight) if needs_bias else None)
+            outs[0] if outs[0] is not None else _as(product, weight) if needs_weight else None,
+            outs[1] if outs[1] is not None else _as(plain, weight) if needs_bias else None)
 
 
 def _derivatives(ctx: Context, x: Tensor, weight: Tensor, grad: Tensor, needed: bool, centred: bool) -> tuple[Any, ...]:

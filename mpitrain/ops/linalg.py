@@ -5,13 +5,15 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.autograd.mode import mode
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import linear as layers
 from mpitrain.kernels.pointwise import ACTIVATIONS
-from mpitrain.kernels.product import KINDS, product
+from mpitrain.kernels.product import KINDS, add_product, on_device, product, products
 from mpitrain.kernels.sums import sum_rows
 from mpitrain.ops.activation import gradient_before
 from mpitrain.ops.shape import swapaxes
@@ -25,6 +27,7 @@ FUSED_ACTIVATIONS = frozenset(ACTIVATIONS)
 class MatMul(Function):
     """The product over the last dim of x and the last but one of y; leading dims broadcast."""
 
+    half = "products"
     complex_inputs = "analytic"
     broadcasts = True
 
@@ -38,7 +41,11 @@ class MatMul(Function):
             return _by_rows(_rows(x), y.T, None).reshape(*x.shape[:-1], y.shape[1])
         if y.ndim == 2 and x.ndim > 2:            # one product instead of one for each leading index
             return product(_rows(x), y, operands=operands).reshape(*x.shape[:-1], y.shape[1])
-        return product(x, y, operands=operands) if x.ndim == y.ndim == 2 else ctx.xp.matmul(x, y)
+        if x.ndim == y.ndim == 2:
+            return product(x, y, operands=operands)
+        if x.ndim > 1 and y.ndim > 1:
+            return products(x, y, operands)
+        return ctx.xp.matmul(x, y)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -50,7 +57,7 @@ class MatMul(Function):
             if ctx.needs[0]:
                 by_x = product(flat, y.T, operands=ctx.operands).reshape(x.shape)
             if ctx.needs[1]:
-                by_y = product(_rows(x).T, flat, out=ctx.out(1), operands=ctx.operands)
+                by_y = _product_for(ctx, 1, _rows(x).T, flat)
             return by_x, by_y
         left, right = x[None, :] if x.ndim == 1 else x, y[:, None] if y.ndim == 1 else y
         grad = grad[..., None] if y.ndim == 1 else grad
@@ -58,9 +65,9 @@ class MatMul(Function):
         if 0 in grad.strides:                         # dims that repeat (a broadcast gradient), which BLAS would not take
             grad = xp.ascontiguousarray(grad)
         if ctx.needs[0]:
-            by_x = xp.matmul(grad, right.swapaxes(-1, -2))
+            by_x = products(grad, right.swapaxes(-1, -2), ctx.operands)
         if ctx.needs[1]:
-            by_y = xp.matmul(left.swapaxes(-1, -2), grad)
+            by_y = products(left.swapaxes(-1, -2), grad, ctx.operands)
             by_y = by_y[..., 0] if y.ndim == 1 else by_y
         return by_x, by_y
 
@@ -93,6 +100,7 @@ class Linear(Function):
     call of C does what forward has to do, and one what backward has.
     """
 
+    half = "products"
     floats = 4
 
     @staticmethod
@@ -142,7 +150,7 @@ class Linear(Function):
         if ctx.needs[0]:
             by_x = product(flat, weight, operands=ctx.operands).reshape(x.shape)
         if ctx.needs[1]:
-            by_weight = product(flat.T, _rows(x), out=ctx.out(1), operands=ctx.operands)
+            by_weight = _product_for(ctx, 1, flat.T, _rows(x))
         return by_x, by_weight, by_bias
 
     @staticmethod
@@ -153,8 +161,10 @@ class Linear(Function):
             (grad, by_bias), activation, before = ctx.before, None, None
         else:
             by_bias = sums = room_for(ctx, 2, weight.shape[:1], grad.dtype) if ctx.wanted[2] else None
-        by_weight = room_for(ctx, 1, weight.shape, grad.dtype) if ctx.needs[1] else None
-        made, by_x = layers.linear_gradients(grad, before, _rows(x), weight, activation, sums, by_weight, ctx.needs[0])
+        so_far = ctx.so_far(1) if ctx.needs[1] and type(grad) is not np.ndarray else None
+        by_weight = so_far if so_far is not None or not ctx.needs[1] else room_for(ctx, 1, weight.shape, grad.dtype)
+        given = grad, before, _rows(x), weight, activation, sums, by_weight, ctx.needs[0]
+        made, by_x = layers.linear_gradients(*given) if so_far is None else layers.linear_gradients(*given, True)
         ctx.before = made, by_bias
         return None if by_x is None else by_x.reshape(x.shape), by_weight, by_bias
 
@@ -167,6 +177,14 @@ class Linear(Function):
         return (MatMul.apply(grad, weight, operands=ctx.operands) if ctx.needs[0] else None,
                 MatMul.apply(_matrix(grad).transpose(), _matrix(x), operands=ctx.operands) if ctx.needs[1] else None,
                 _matrix(grad).sum(0) if ctx.needs[2] else None)
+
+
+def _product_for(ctx: Context, place: int, x: Array, y: Array) -> Array:
+    """x y as the gradient of an input: where it will be sent from, and on a device added to what is there already."""
+    so_far = ctx.so_far(place) if type(x) is not np.ndarray and on_device(x, y) else None
+    if so_far is not None:
+        return add_product(x, y, so_far, ctx.operands)
+    return product(x, y, out=ctx.out(place), operands=ctx.operands)
 
 
 def _by_rows(x: Array, weight: Array, bias: Array | None) -> Array:

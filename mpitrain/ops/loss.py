@@ -23,6 +23,7 @@ __all__ = ["binary_cross_entropy_with_logits", "cross_entropy", "cross_entropy_c
 
 
 class CrossEntropy(Function):
+    half = "loss"
     floats = 1
 
     @staticmethod

@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from mpitrain.autograd import Tensor
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import Array, array_module, is_float
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.ops.activation import log_softmax, softplus
 from mpitrain.ops.choice import clip, where
@@ -41,8 +41,8 @@ def reduced(terms: Tensor, reduction: str, count: float | None = None) -> Tensor
 def pair(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
     """Both as tensors of one shape; integers and booleans beside floats become those."""
     x, y = as_tensor(x), as_tensor(y)
-    if x.dtype.kind != "f" or y.dtype.kind != "f":
-        x, y = (t if t.dtype.kind == "f" else Tensor(t.array.astype(other.dtype if other.dtype.kind == "f" else "float32"))
+    if not is_float(x.dtype) or not is_float(y.dtype):
+        x, y = (t if is_float(t.dtype) else Tensor(t.array.astype(other.dtype if is_float(other.dtype) else "float32"))
                 for t, other in ((x, y), (y, x)))
     if x.shape != y.shape:
         raise ShapeError(f"{name}: shapes {x.shape} and {y.shape} differ; they must be equal")

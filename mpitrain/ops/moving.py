@@ -21,6 +21,7 @@ __all__ = ["adjoint", "expand", "expand_as", "flatten", "flip", "fliplr", "flipu
 
 
 class Roll(Function):
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod
@@ -34,6 +35,7 @@ class Roll(Function):
 
 
 class Flip(Function):
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, is_float
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.sums import sum_over
 from mpitrain.ops.choice import clip
@@ -27,11 +27,11 @@ def vector_norm(x: Any, ord: float = 2, dim: Any = None, keepdim: bool = False) 
     x = as_tensor(x)
     check_number("vector_norm", "ord", ord)
     dims = dims_of("vector_norm", x, dim)
-    if x.dtype.kind not in "fc":
+    if x.dtype.kind != "c" and not is_float(x.dtype):
         raise ShapeError(f"vector_norm: the input is {x.dtype}, expected floating-point or complex numbers")
     if ord in (float("inf"), float("-inf")):
         return (largest if ord > 0 else smallest)(absolute(x), dims, keepdim) if x.ndim else absolute(x)
-    sizes = x if ord == 2 and x.dtype.kind == "f" else absolute(x)      # with the curvature that squares have at 0
+    sizes = x if ord == 2 and is_float(x.dtype) else absolute(x)      # with the curvature that squares have at 0
     if ord == 0:
         return Tensor((sizes.array != 0).sum(axis=dims, keepdims=keepdim, dtype=sizes.dtype))
     return total(sizes, dims, keepdim) if ord == 1 else Norm.apply(sizes, ord=float(ord), dims=dims, keepdim=keepdim)

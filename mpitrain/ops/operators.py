@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Tensor
-from mpitrain.backend import is_array
+from mpitrain.backend import is_array, is_float
 from mpitrain.errors import ArgumentError, GraphError, ShapeError
 from mpitrain.ops import choice, comparison, elementwise, index, linalg, reduce, shape, writing
 from mpitrain.ops.activation import tanh
@@ -156,7 +156,7 @@ def _requires_grad(self: Tensor, requires_grad: bool = True) -> Tensor:
     """Makes a leaf that has a gradient from here on, or has none; the tensor itself is returned."""
     if self.edge is not None:
         raise GraphError("requires_grad_: the tensor is the result of an operation, no leaf; x.detach() is outside the graph")
-    if requires_grad and self.dtype.kind not in "fc":
+    if requires_grad and self.dtype.kind != "c" and not is_float(self.dtype):
         raise ShapeError(f"requires_grad_: only floating-point and complex arrays have gradients, not {self.dtype}")
     self.requires_grad = requires_grad
     return self

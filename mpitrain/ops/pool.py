@@ -115,6 +115,7 @@ def _by_planes(pool: Callable[[Any, Windows, Windows], Tensor], dims: int, x: An
 class MaxPool(Function):
     """The largest value of each window, or 0 where there is `relu`; its gradient goes to the first place where it stands."""
 
+    half = "own"
     floats = 4
 
     @staticmethod
@@ -136,6 +137,8 @@ class MaxPool(Function):
 class Placed(Function):
     """The values at the places in their planes that a max pool found, 0 elsewhere: its adjoint."""
 
+    half = "own"
+
     @staticmethod
     def forward(ctx: Context, x: Array, where: Array, *, windows: tuple[Side, Side]) -> Array:
         ctx.save(where)
@@ -149,6 +152,8 @@ class Placed(Function):
 
 class Picked(Function):
     """The values that stand where a max pool found its own, 0 where ReLU made that 0."""
+
+    half = "own"
 
     @staticmethod
     def forward(ctx: Context, x: Array, where: Array, *, windows: tuple[Side, Side]) -> Array:
@@ -166,6 +171,7 @@ class Picked(Function):
 class MeanPool(Function):
     """The sum of each window, divided by the product of the numbers that `counts` has for its row and its column."""
 
+    half = "own"
     floats = 4
 
     @staticmethod
@@ -188,6 +194,8 @@ class MeanPool(Function):
 class Spread(Function):
     """The adjoint of MeanPool: each value, divided, is added all over its window."""
 
+    half = "own"
+
     @staticmethod
     def forward(ctx: Context, x: Array, *, windows: tuple[Side, Side], counts: Counts) -> Array:
         ctx.windows, ctx.counts = windows, counts
@@ -201,6 +209,7 @@ class Spread(Function):
 class Subsample(Function):
     """Pixels stride apart, between channels of zeros."""
 
+    half = "own"
     floats = 4
 
     @staticmethod
@@ -219,6 +228,8 @@ class Subsample(Function):
 
 class Scattered(Function):
     """The adjoint of Subsample: pixels stride apart among zeros, without the channels that it added."""
+
+    half = "own"
 
     @staticmethod
     def forward(ctx: Context, x: Array, *, shape: tuple[int, ...], stride: int, before: int) -> Array:

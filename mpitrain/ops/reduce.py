@@ -21,6 +21,7 @@ Dims = int | tuple[int, ...] | None
 
 
 class Sum(Function):
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod
@@ -40,6 +41,7 @@ class Sum(Function):
 
 
 class Mean(Function):
+    half = "own"
     complex_inputs = "analytic"
     makes_floats = True
 

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, is_float
 from mpitrain.backend.ufuncs import accumulated
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
@@ -119,7 +119,7 @@ def cumprod(x: Any, dim: int) -> Tensor:
 def logcumsumexp(x: Any, dim: int) -> Tensor:
     """Logarithms of running sums of exp(x) along `dim`, without overflow."""
     x = as_tensor(x)
-    if x.dtype.kind != "f":
+    if not is_float(x.dtype):
         raise ShapeError(f"logcumsumexp: the input is {x.dtype}, expected float32 or float64")
     return _along_last(LogCumSumExp, "logcumsumexp", x, dim)
 

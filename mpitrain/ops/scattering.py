@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, is_array
+from mpitrain.backend import Array, is_array, is_float
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
 from mpitrain.kernels.rows import scatter_add_rows
@@ -71,7 +71,7 @@ class Scatter(Function):
 
 
 def check_fits(values: Any, x: Array) -> None:
-    if is_array(values) and values.dtype.kind == "f" and x.dtype.kind not in "fc":
+    if is_array(values) and is_float(values.dtype) and x.dtype.kind != "c" and not is_float(x.dtype):
         raise ShapeError(f"values of {values.dtype} do not fit in an array of {x.dtype}; convert one of them first")
 
 

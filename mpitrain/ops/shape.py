@@ -15,6 +15,7 @@ __all__ = ["broadcast_to", "concatenate", "expand_dims", "pad", "reshape", "spli
 
 
 class Reshape(Function):
+    half = "own"
     complex_inputs = "analytic"
     views = True
 
@@ -36,6 +37,7 @@ class Reshape(Function):
 
 
 class Transpose(Function):
+    half = "own"
     complex_inputs = "analytic"
     views = True
 
@@ -58,6 +60,7 @@ class Transpose(Function):
 
 
 class BroadcastTo(Function):
+    half = "own"
     complex_inputs = "analytic"
     views = True
     broadcasts = True
@@ -75,6 +78,7 @@ class BroadcastTo(Function):
 
 
 class Concatenate(Function):
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod
@@ -97,6 +101,7 @@ class Concatenate(Function):
 
 
 class Split(Function):
+    half = "own"
     complex_inputs = "analytic"
     views = True
 
@@ -115,6 +120,7 @@ class Split(Function):
 
 
 class Pad(Function):
+    half = "own"
     complex_inputs = "analytic"
 
     @staticmethod

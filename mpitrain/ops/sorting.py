@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpitrain.autograd import Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, is_float
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
 from mpitrain.ops.choice import places
@@ -84,7 +84,7 @@ def _middle(name: str, x: Any, dim: int | None, keepdim: bool, nan_wins: bool) -
     if not n:
         raise ShapeError(f"{name} over no elements: shape {x.shape}, dim {dim}")
     rank: Any = (n - 1) // 2
-    if flat.ndim and flat.dtype.kind == "f":
+    if flat.ndim and is_float(flat.dtype):
         missing = (flat.array != flat.array).sum(axis=at, keepdims=True)
         rank = x.xp.where(missing > 0, n - missing, rank) if nan_wins else x.xp.maximum((n - missing - 1) // 2, 0)
     values, places = _at_rank(name, flat, at, keepdim and dim is not None, rank)
@@ -105,7 +105,7 @@ def _quantiles(name: str, x: Any, q: Any, dim: int | None, keepdim: bool, interp
     x, given = as_tensor(x), as_tensor(q)
     given = given if isinstance(q, Tensor) or given.dtype == x.dtype else Tensor(given.array.astype(x.dtype))
     q = given.array
-    if interpolation not in ("linear", "lower", "higher", "midpoint", "nearest") or q.ndim > 1 or x.dtype.kind != "f" or (
+    if interpolation not in ("linear", "lower", "higher", "midpoint", "nearest") or q.ndim > 1 or not is_float(x.dtype) or (
             q.size and not (float(q.min()) >= 0 and float(q.max()) <= 1)):
         raise ShapeError(f'{name}: q {q.tolist()} of {x.dtype} by {interpolation!r}; expected numbers in 0 ... 1, of floats, by '
                          '"linear", "lower", "higher", "midpoint" or "nearest"')

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import Array, array_module, is_float
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import special as kernels
 from mpitrain.kernels.elementwise import replace
@@ -85,7 +85,7 @@ def mvlgamma(x: Any, p: int) -> Tensor:
     x = as_tensor(x)
     if p < 1:
         raise ShapeError(f"mvlgamma: p is {p}, expected 1 or more")
-    shifts = Tensor((0.0 - 0.5 * x.xp.arange(p)).astype(x.dtype if x.dtype.kind == "f" else "float32"))
+    shifts = Tensor((0.0 - 0.5 * x.xp.arange(p)).astype(x.dtype if is_float(x.dtype) else "float32"))
     return total(lgamma(reshape(x, (*x.shape, 1)) + shifts), -1) + p * (p - 1) / 4 * math.log(math.pi)
 
 
@@ -129,7 +129,7 @@ class Replace(Function):
 def nan_to_num(x: Any, nan: float | None = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """`x` with numbers in place of NaN and infinities: 0, and the largest and the smallest there are."""
     x = as_tensor(x)
-    if x.dtype.kind != "f":
+    if not is_float(x.dtype):
         return x
     for what, number in (("nan", nan), ("posinf", posinf), ("neginf", neginf)):
         if number is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, is_float
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
 from mpitrain.ops.choice import where
@@ -108,7 +108,7 @@ def std_mean(x: Any, dim: Dims = None, *, keepdim: bool = False, correction: int
 def nansum(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:
     """The sum of what is not NaN."""
     x, dims = _over(x, dim, "nansum")
-    return total(where(isnan(x), x.dtype.type(0), x) if x.dtype.kind == "f" else x, dims, keepdim)
+    return total(where(isnan(x), x.dtype.type(0), x) if is_float(x.dtype) else x, dims, keepdim)
 
 
 def nanmean(x: Any, dim: Dims = None, keepdim: bool = False) -> Tensor:

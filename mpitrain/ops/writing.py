@@ -8,7 +8,7 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor, grad_enabled
 from mpitrain.autograd.accumulate import ONE
-from mpitrain.backend import Array, is_array
+from mpitrain.backend import Array, is_array, is_float
 from mpitrain.errors import GraphError, ShapeError
 from mpitrain.ops.choice import where
 from mpitrain.ops.index import getitem, parted
@@ -102,7 +102,7 @@ def _record(name: str, x: Tensor, values: Tensor, place: Place) -> None:
     if x.edge is None and (x.requires_grad or x.is_parameter):
         raise GraphError(f"{name}: changing a leaf that requires a gradient in place is not recorded; compute a new one, or do "
                          "it under no_grad()")
-    if x.dtype.kind not in "fc":
+    if x.dtype.kind != "c" and not is_float(x.dtype):
         raise ShapeError(f"{name}: the values require a gradient, and an array of {x.dtype} has none; convert it, or write "
                          "values.detach()")
     version = x.version

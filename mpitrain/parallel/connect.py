@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.backend import Array, Device, class_of_rows
+from mpitrain.backend import Array, class_of_rows
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.nn import Sequential
+from mpitrain.nn import FlatLayout, Sequential
 from mpitrain.parallel.gradients.replicas import broadcast_state
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.placement.experts import AXIS
@@ -61,9 +61,9 @@ class ParallelContext:
         """Whether this rank is the one that counts the outputs of its pipeline."""
         return self.stage.is_last and self.mesh.coordinate("tp") == 0
 
-    def feed(self, device: Device, dtype: Any, *, tokens: bool) -> Feed:
-        """The feed that gives this rank its part of samples."""
-        return Feed(device, dtype, tokens=tokens, part=self.placement.part)
+    def feed(self, layout: FlatLayout, *, tokens: bool) -> Feed:
+        """The feed that gives this rank its part of samples, in the formats of a model's memory."""
+        return Feed(layout.device, layout.dtype, tokens=tokens, part=self.placement.part, compute=layout.compute_dtype)
 
     def agree_on_schedule(self, schedule: Schedule, name: str, n_micro: int) -> None:
         """DesyncError where ranks have another user's schedule by the same name. It communicates."""

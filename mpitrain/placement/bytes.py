@@ -53,16 +53,19 @@ def sums_at_once(n_micro: int, n_places: int, *, tree: bool) -> int:
     return found + (joined if joined > 1 else 0)
 
 
-def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, state: int | None = None, per_node: int = 1) -> Bytes:
+def predicted(size: int, kind: str, n: int, *, itemsize: int = 4, state: int | None = None, per_node: int = 1,
+              copy: int = 0) -> Bytes:
     """The formula: bytes of a rank for `size` elements on `n` ranks, and `state` elements of optimizer state (default: Adam's).
 
-    Where `per_node` ranks share one copy, that is a rank's share of it.
+    Where `per_node` ranks share one copy, that is a rank's share of it. `copy` is the bytes of an element of a copy of whole
+    parameters that operations read: 2 of one in 16 bits.
     """
     cut = STATES.index(kind)
     gradients, optimizer, parameters = (n if cut >= least else 1 for least in (2, 1, 3))
     parts = (max(parameters, per_node), gradients, max(optimizer, per_node))
     sizes = (size, size, 2 * size if state is None else state)
-    return Bytes(*(-(-length * itemsize // part) for length, part in zip(sizes, parts)))
+    found = Bytes(*(-(-length * itemsize // part) for length, part in zip(sizes, parts)))
+    return found if kind == "parameters" else found._replace(parameters=found.parameters + copy * size)
 
 
 def memory_text(everyone: Sequence[Sequence[int]], kind: str, *, per_node: bool = False) -> str:

@@ -15,6 +15,7 @@ from itertools import accumulate
 from typing import Any
 
 from mpitrain.backend import Array
+from mpitrain.backend.dtype import is_mixed
 from mpitrain.config.sections import CommConfig, MeshConfig, TrainConfig
 from mpitrain.data.columns import Columns
 from mpitrain.errors import ConfigError, MeshError
@@ -142,8 +143,9 @@ class Placement:
     def bytes(self, layout: FlatLayout, kind: str, optimizer: Optimizer, *, per_node: int = 1) -> Bytes:
         """Bytes of this rank by the formula; the optimizer, made for any storage, says what state each parameter has."""
         state = sum(optimizer.state_size(s.parameter) for s in layout.segments)
+        copy = 2 if is_mixed(self.train.precision, self.train.device == "gpu") else 0
         return predicted(layout.size, kind, self.grid.count(REPLICAS), itemsize=layout.dtype.itemsize, state=state,
-                         per_node=per_node)
+                         per_node=per_node, copy=copy)
 
 
 def place(model: Module, grid: Grid, mesh: MeshConfig, train: TrainConfig, comm: CommConfig, *, stages: Any = None) -> Placement:

@@ -86,7 +86,7 @@ def _put_to_use(config: Config, session: Session, found: Checkpoint, model: nn.M
         from mpitrain.shrink.sparse import sparsify  # most runs are not pruned
         for chunk in context.stage.chunks:
             sparsify(chunk)
-    feed = context.feed(device, policy.layout.dtype, tokens=not data or session.inputs.tokens)
+    feed = context.feed(policy.layout, tokens=not data or session.inputs.tokens)
     return InUse(found, Inference(context.stage, feed, context.neighbours), placement, context, policy, state,
                  session.inputs if data else None)
 

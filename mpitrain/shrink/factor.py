@@ -210,6 +210,6 @@ def factor(model: nn.Module, factored: nn.Module) -> dict[str, float]:
             values[f"{path}.down"] = (root[:, None] * v[:rank]).reshape(layer.down.shape)
             errors[path] = float(np.linalg.norm(s[rank:]) / (np.linalg.norm(s) or 1.0))
     for name, leaf in (*factored.named_parameters(), *factored.named_buffers()):
-        leaf.array[...] = values[name]
+        leaf.master[...] = values[name]
         leaf.mark_changed()
     return errors

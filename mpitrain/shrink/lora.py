@@ -143,5 +143,5 @@ def merge(adapted: nn.Module, plain: nn.Module) -> None:
     values |= {f"{path}.weight": merged_weight(layer) for path, layer in adapted.named_modules()
                if isinstance(layer, LoraLinear | LoraLowBitLinear)}
     for name, leaf in (*plain.named_parameters(), *plain.named_buffers()):
-        leaf.array[...] = values[name]
+        leaf.master[...] = values[name]
         leaf.mark_changed()

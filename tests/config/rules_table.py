@@ -113,7 +113,8 @@ class Plain(optim.SGD):
 TABLE = """
 # words
 mlp train.device=tpu => train.device = "tpu" is not there
-mlp train.precision=float16 => train.precision = "float16" is not there (did you mean "bfloat16"?)
+mlp train.precision=float8 => train.precision = "float8" is not there (did you mean "float64"?)
+mlp train.precision=float16 => train.precision = "float16" is for train.device = "gpu", found "cpu"; set train.precision = "float3
 mlp train.reproducible=layuot => train.reproducible = "layuot" is not there (did you mean "layout"?)
 mlp optimizer.decay=some => optimizer.decay = "some" is not there
 mlp optimizer.offload=disk => optimizer.offload = "disk" is not there
@@ -161,7 +162,6 @@ plain train.recompute=true => train.recompute needs a model that is a Sequential
 # threads and devices
 mlp train.reproducible=layout train.threads=2 => needs one BLAS thread a rank, found train.threads = 2
 mlp train.precision=bfloat16 train.threads=2 => computes on one thread a rank, found train.threads = 2
-mlp train.precision=bfloat16 train.device=gpu => train.precision = "bfloat16" is for train.device = "cpu", found "gpu"
 mlp train.reproducible=layout train.device=gpu => is for train.device = "cpu", found "gpu": there the order in which a
 mlp comm.progress=thread train.device=gpu => comm.progress = "thread" is for train.device = "cpu": a GPU computes
 mlp@2,4 comm.node_shared=true train.device=gpu => found gradients on a GPU; set train.device = "cpu", or comm.node_shared

@@ -15,7 +15,7 @@ from mpitrain.errors import GraphError
 from mpitrain.kernels.optimizer import NORM_BLOCK
 from mpitrain.models import gpt
 from mpitrain.nn.init import constant, normal
-from mpitrain.nn.parameter import rectangles
+from mpitrain.nn.rectangles import rectangles
 from mpitrain.nn.storage import FlatLayout, FlatStorage
 from mpitrain.parallel.policies.bucket_memory import BufferPool
 from mpitrain.placement.bytes import predicted
@@ -102,7 +102,7 @@ def test_initial_values_of_the_slices_are_those_of_the_whole() -> None:
 
 def test_a_strip_is_shown_and_not_copied() -> None:
     flat = np.arange(10.0)
-    strips = Strips([flat[1:3], flat[4:4], flat[6:9]], flat.dtype)
+    strips = Strips(flat, [slice(1, 3), slice(4, 4), slice(6, 9)], flat.dtype)
     assert strips.shape == (5,) and strips[2:5].tolist() == [6.0, 7.0, 8.0]
     strips[1:2][...] = 9.0
     assert flat[2] == 9.0

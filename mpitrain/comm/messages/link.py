@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpitrain.backend import Array, asnumpy
+from mpitrain.backend.dtype import half_dtype
 from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.interpreter import HEADER_TAG
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 DIMS = 8                                                      # an array may have so many dimensions at most
 HEAD = DIMS + 2                                               # numbers in a message that says a shape: dims, dtype, how many dims
 MOST_BYTES = 1 << 40                                          # of an array: no rank has memory for a tenth of it
-KINDS = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool")
+KINDS = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool", "bfloat16")
 
 
 class Message(PolledWork):
@@ -71,7 +72,7 @@ class Link:
 
     def receive(self, shape: tuple[int, ...], dtype: Any, peer: int, tag: int, what: str, *, into: Host | None = None) -> Message:
         """Begin to receive an array; it is in the message's `array` once that is done: in new memory, or that of `into`."""
-        host = np.empty(shape, dtype) if into is None else into
+        host = np.empty(shape, dtype_named(dtype)) if into is None else into
         assert host.flags.c_contiguous, f"{what}: bytes arrive one after the other"
         request = self.comm.Irecv(_bytes(host), peer, self._tag(tag))
         return self.progress.added(Message(request, host, f"receiving {what} from rank {peer}", peer, self.name, self.progress))
@@ -115,9 +116,14 @@ def shape_told(head: Array, who: str) -> tuple[tuple[int, ...], str]:
     numbers = [int(n) for n in head]
     kind, dims = numbers[DIMS:DIMS + 2]
     if not (0 <= dims <= DIMS and 0 <= kind < len(KINDS) and all(n >= 0 for n in numbers[:dims])
-            and math.prod(numbers[:dims]) * np.dtype(KINDS[kind]).itemsize <= MOST_BYTES):
+            and math.prod(numbers[:dims]) * dtype_named(KINDS[kind]).itemsize <= MOST_BYTES):
         raise DesyncError(f"{who} as {numbers}, which is none; ranks run different programs, or a message was damaged")
     return tuple(numbers[:dims]), KINDS[kind]
+
+
+def dtype_named(dtype: Any) -> np.dtype[Any]:
+    """A dtype, or the one of that name; NumPy has none of the name "bfloat16" of itself."""
+    return half_dtype(dtype) if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def _bytes(host: Host) -> Host:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Tensor, run_backward
-from mpitrain.backend import Array, Device, random
+from mpitrain.backend import Array, Device, is_float, random
 from mpitrain.errors import ShapeError
 from mpitrain.nn import Sequential, collect_statistics, mixtures
 from mpitrain.nn.by_name import ByName
@@ -31,14 +31,14 @@ def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, devic
         part.recompute = model.recomputes(place, name)
         storage = part.initialize(seed, precision, device)
         if given is None:
-            given = Feed(device, storage.dtype, tokens=tokens).tensors(x)
+            given = Feed(device, storage.dtype, tokens=tokens, compute=storage.compute_dtype).tensors(x)
         seconds = []
         for _ in range(TIMES):
             with random.use(random.Scope(seed, 0, rows)):
                 taken, output = _timed(part, name, given, device)
             seconds.append(taken)
         found.append(min(seconds[1:]))
-        given = Tensor(output, requires_grad=output.dtype.kind == "f")
+        given = Tensor(output, requires_grad=is_float(output.dtype))
         forget(part)
     return found
 

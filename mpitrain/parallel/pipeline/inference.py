@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.autograd import Tensor, enable_grad, no_grad
+from mpitrain.autograd import Tensor, enable_grad, in_single, no_grad
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.placement.stages import Stage
 from mpitrain.registry import is_own
@@ -61,8 +61,10 @@ class Inference:
             neighbours.expect_forward(virtual, number, len(x), wait=True)
             given = Tensor(self.feed.device.put(neighbours.take("F", virtual, number)))
         output: Tensor = self.forwards[chunk](given)
-        if virtual < self.stage.n_virtual - 1:
-            assert neighbours is not None
-            neighbours.send_forward(output, virtual, number, len(x))
-            neighbours.link.finish(AHEAD)
+        if virtual == self.stage.n_virtual - 1:
+            found: Tensor = in_single(output)     # Metrics are not computed in 16 bits.
+            return found
+        assert neighbours is not None
+        neighbours.send_forward(output, virtual, number, len(x))
+        neighbours.link.finish(AHEAD)
         return output

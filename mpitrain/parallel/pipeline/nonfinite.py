@@ -54,7 +54,7 @@ def origin_of(model: Module, x: Any) -> Origin:
         return Origin('a layer that cannot be named where ranks have slices of the parameters; set comm.sharding = "gradients" '
                       "to see it", advice=STEP)
     for name, parameter in model.named_parameters():
-        if not is_finite(parameter.array):
+        if not is_finite(parameter.master):
             return Origin(f'the parameter "{name}", which an earlier step has spoilt (train.on_nan = "skip" looks at each '
                           "gradient before the update)", advice=STEP)
     search = Search(model, n_rows(x))

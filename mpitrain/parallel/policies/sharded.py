@@ -68,6 +68,7 @@ class Sharded(Policy):
         for work in works:
             if work is not None:
                 work.wait()
+        self.refresh()
 
     def start_gather(self, unit: Unit) -> Work | None:
         """Begins to give all ranks the owners' new values of a bucket; None where each rank keeps its own alone."""

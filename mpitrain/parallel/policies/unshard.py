@@ -32,6 +32,7 @@ class Group:
         self.units, self.start, self.stop = units, units[0].start, units[-1].stop
         self.segments: list[Segment] = [s for unit in self.units for s in unit.segments]
         self.flat: Array | None = None                        # None while it is sharded.
+        self.rounded: Array | None = None                     # The same in 16 bits, where operations read those.
         self.works: list[Work] = []
 
     def wait(self) -> None:
@@ -115,14 +116,17 @@ class Unsharding:
     def _attach(self, group: Group) -> None:
         group.wait()
         assert group.flat is not None
+        if group.rounded is None and self.shards.layout.is_mixed:
+            group.rounded = group.flat.astype(self.shards.layout.compute_dtype)
         for s in group.segments:
             if not s.parameter.allocated:
-                s.parameter.array = group.flat[s.start - group.start:s.stop - group.start].reshape(s.shape)
+                s.parameter.bind(*[None if flat is None else flat[s.start - group.start:s.stop - group.start].reshape(s.shape)
+                                   for flat in (group.flat, group.rounded)])
 
     def _reshard(self, group: Group) -> None:
         if group.flat is not None:
             group.wait()
-            group.flat = None
+            group.flat = group.rounded = None
             self._detach(group)
 
     def _detach(self, group: Group) -> None:
@@ -130,6 +134,7 @@ class Unsharding:
             s.parameter.away = AWAY
             if s.parameter.allocated:
                 del s.parameter.array
+                s.parameter.unrounded = None
 
 
 def grouped(units: Sequence[Unit]) -> list[Group]:

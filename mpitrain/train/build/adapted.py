@@ -111,9 +111,9 @@ def with_adapter(base: SavedModel, folder: Path) -> SavedModel:
     found.check_names({name: (leaf.shape, leaf.dtype) for name, leaf in own_leaves.items()})
     for name, leaf in (*model.named_parameters(), *model.named_buffers()):
         if name in values:
-            leaf.array[...] = values[name]
+            leaf.master[...] = values[name]
     for name, leaf in own_leaves.items():
-        leaf.array[...] = found.read(name)
+        leaf.master[...] = found.read(name)
     for leaf in (*model.parameters(), *(leaf for _, leaf in model.named_buffers())):
         leaf.mark_changed()
     return replace(made.made_into(model.eval().requires_grad_(False)), sources=(*base.sources, folder))

@@ -191,7 +191,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     control = mesh.channel(mesh.axes, "control")
     plan = make_plan(config, sampler)
     device = select_device(t.device, local_rank(control))
-    precision.refuse(t.precision)
+    if device.name == "cpu":
+        precision.refuse(t.precision)
     numerics = None
     if anywhere:
         mine = fingerprint.numerics()
@@ -211,7 +212,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     context.agree_on_schedule(valid.schedule, name_of(m.schedule), n_micro)
     policy = choose(Setup(config, context, device, algorithm=valid.algorithm, optimizer=optimizer))
     policy.initialise()
-    feed = context.feed(policy.layout.device, policy.layout.dtype, tokens=inputs.tokens)
+    feed = context.feed(policy.layout, tokens=inputs.tokens)
     inference = Inference(stage, feed, context.neighbours)
     sampled = try_samples(inference, loss, inputs, placement, context.output_shape, control)
     n_classes, ignore, tried, _ = sampled
@@ -224,6 +225,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, context.replicas)
     context.start_alike(state.arrays())
+    policy.refresh()
     tried = [*tried, *try_replicas(model, inference, inputs, mesh, control)]
 
     first, last = placement.own_micro_batches
@@ -236,6 +238,10 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span, goes_on=policy.goes_on)
+    pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
+    if device.name == "gpu" and t.graph != "off":
+        from mpitrain.train.build.graphs import capture
+        capture(pipeline, config, device, policy)
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span)
     if evaluator is None:
@@ -243,6 +249,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
+    if device.name == "gpu" and stage.index == 0 and not isinstance(config.data.x, dict):
+        from mpitrain.parallel.pipeline.uploads import Uploads
+        trainer.ahead = Uploads(feed).ahead
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]

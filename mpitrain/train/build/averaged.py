@@ -34,7 +34,7 @@ def averaged(saved: SavedModel, inputs: Callable[[], Inputs], rows: int | None =
     parameters = saved.model.parameters()
     storage = saved.model.storage
     assert storage is not None
-    Kept(KIND, lambda: (Placed(p, p.array) for p in parameters), storage.dtype).read(found)
+    Kept(KIND, lambda: (Placed(p, p.master) for p in parameters), storage.dtype).read(found)
     for parameter in parameters:
         parameter.mark_changed()
     if running_layers(saved.model):
@@ -52,7 +52,7 @@ def learn_statistics(saved: SavedModel, inputs: Inputs, rows: int | None) -> Non
         own = any(value in layers for value in vars(module).values() if isinstance(value, nn.statistics.Running))
         module.training = own
     defer_statistics(layers)
-    feed = Feed(CPU, next(iter(model.parameters())).dtype, tokens=inputs.tokens)
+    feed = Feed(CPU, next(iter(model.parameters())).master.dtype, tokens=inputs.tokens)
     with no_grad():
         for start in range(0, max(n - n % size, size), size):             # A last part of a batch would count as much as a whole.
             x, _ = reader.read(np.asarray(inputs.train_rows[start:min(start + size, n)], np.int64))
