@@ -104,8 +104,8 @@ def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
                           "comm.node_shared = true has one copy that the ranks of a node share; set comm.node_shared = false, or "
                           'optimizer.offload = "none"')
     if config.train.reproducible == "layout" and on_gpu:
-        yield ConfigError(f'{LAYOUT} is for train.device = "cpu", found "gpu": there the gradient of an embedding is '
-                          "summed by atomic additions, in an order that timing decides")
+        yield ConfigError(f'{LAYOUT} is for train.device = "cpu", found "gpu": there the order in which a '
+                          "product is added up depends on how many rows a rank has")
 
 
 def cuts(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:

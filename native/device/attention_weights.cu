@@ -13,10 +13,8 @@ __device__ __forceinline__ void weights(const T *x, T *y, double scale, int64 ro
     EACH_ROW(row, columns) {
         const T *from = x + row * n;
         T *to = y + row * n;
-        Exponentials<S> found;
-        walk<2>(from, (const T *)nullptr, (T *)nullptr, columns, [&](int, S v, S) { found.add(v * factor); return v; });
-        found.join();
-        const S top = found.top == -infinite<S>() ? S(0) : found.top, inverse = 1 / found.total;         // then every exp is 0, or NaN
+        const Exponentials<S> found = exponentials(from, columns, factor, [](S) {});
+        const S top = found.top == -infinite<S>() ? S(0) : found.top, inverse = found.total == 0 ? S(0) : 1 / found.total;
         walk<2>(from, (const T *)nullptr, to, columns, [&](int, S v, S) { return exponential(v * factor - top) * inverse; });
         clear(to + columns, n - columns);
     }

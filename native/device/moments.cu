@@ -1,5 +1,5 @@
-/* Sums of rows, and means with sums of squared distances from them, in two stages without atomics: of chunks, then of these, each in
-   a fixed order. See mpitrain/kernels/sums.py and variances.py. */
+/* Sums of rows, and means with sums of squared distances from them, in two stages without atomics: of chunks, then of these, each
+   in a fixed order. See mpitrain/kernels/sums.py and variances.py. */
 #include "row.h"
 
 /* partial[row, chunk]: the sum of `span` numbers of a row (rows, n), or as many as are left. */
@@ -9,7 +9,8 @@ __device__ __forceinline__ void row_chunks(const T *x, Sum<T> *partial, int64 ro
     for (int64 block = blockIdx.x; block < rows * chunks; block += gridDim.x) {
         const int64 row = block / chunks, first = block % chunks * span;
         S sum = 0;
-        walk<2>(x + row * n + first, (const T *)nullptr, (T *)nullptr, min(span, n - first), [&](int, S v, S) { sum += v; return v; });
+        walk<2>(x + row * n + first, (const T *)nullptr, (T *)nullptr, min(span, n - first),
+                [&](int, S v, S) { sum += v; return v; });
         sum = sum_of_block(sum);
         if (threadIdx.x == 0) partial[block] = sum;
     }
@@ -24,8 +25,8 @@ template <class T> __device__ __forceinline__ void row_totals(T *out, const Sum<
     }
 }
 
-/* Of x (outer, rows, n), partial[a, chunk, b]: the sums over `span` rows of x[a, :, b], or of its squared distances from means[a, b],
-   where given. A block has one chunk; where n is 1, its threads share the chunk, and else each has columns of its own. */
+/* Of x (outer, rows, n), partial[a, chunk, b]: the sums over `span` rows of x[a, :, b], or of its squared distances from
+   means[a, b], where given. A block has one chunk; where n is 1, its threads share it, and else each has columns of its own. */
 template <class T>
 __device__ __forceinline__ void moment_chunks(const T *x, const double *means, double *partial, int64 outer, int64 rows, int64 n,
                                               int64 chunks, int64 span) {
@@ -67,8 +68,8 @@ KERNEL(moment_totals, ROW_THREADS, (double *__restrict__ out, const double *__re
 
 #define CHUNKS(T) (const T *__restrict__ x, Sum<T> *__restrict__ partial, int64 rows, int64 n, int64 chunks, int64 span)
 #define TOTALS(T) (T *__restrict__ out, const Sum<T> *__restrict__ partial, int64 rows, int64 chunks)
-#define MOMENTS(T) (const T *__restrict__ x, const double *__restrict__ means, double *__restrict__ partial, int64 outer, int64 rows, \
-                    int64 n, int64 chunks, int64 span)
+#define MOMENTS(T) (const T *__restrict__ x, const double *__restrict__ means, double *__restrict__ partial, int64 outer, \
+                    int64 rows, int64 n, int64 chunks, int64 span)
 ROW_VERSIONS(row_chunks, CHUNKS, (x, partial, rows, n, chunks, span))
 ROW_VERSIONS(row_totals, TOTALS, (out, partial, rows, chunks))
 ROW_VERSIONS(moment_chunks, MOMENTS, (x, means, partial, outer, rows, n, chunks, span))

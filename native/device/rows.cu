@@ -3,18 +3,10 @@
 
 #define EACH_ROW(row) for (int64 row = blockIdx.x; row < rows; row += gridDim.x)
 
-template <class T> __device__ __forceinline__ Exponentials<Sum<T>> exponentials(const T *x, int64 n) {
-    typedef Sum<T> S;
-    Exponentials<S> found;
-    walk<2>(x, (const T *)nullptr, (T *)nullptr, n, [&](int, S v, S) { found.add(v); return v; });
-    found.join();
-    return found;
-}
-
 template <class T> __device__ __forceinline__ void softmax(const T *x, T *y, int64 rows, int64 n) {
     typedef Sum<T> S;
     EACH_ROW(row) {
-        const Exponentials<S> found = exponentials(x + row * n, n);
+        const Exponentials<S> found = exponentials(x + row * n, n, S(1), [](S) {});
         const S inverse = 1 / found.total;
         walk<2>(x + row * n, (const T *)nullptr, y + row * n, n,
              [&](int, S v, S) { return exponential(v - found.top) * inverse; });
@@ -24,7 +16,7 @@ template <class T> __device__ __forceinline__ void softmax(const T *x, T *y, int
 template <class T> __device__ __forceinline__ void log_softmax(const T *x, T *y, int64 rows, int64 n) {
     typedef Sum<T> S;
     EACH_ROW(row) {
-        const Exponentials<S> found = exponentials(x + row * n, n);
+        const Exponentials<S> found = exponentials(x + row * n, n, S(1), [](S) {});
         const S rest = logarithm(found.total);
         walk<2>(x + row * n, (const T *)nullptr, y + row * n, n, [&](int, S v, S) { return (v - found.top) - rest; });
     }
@@ -64,14 +56,10 @@ __device__ __forceinline__ void cross_entropy(const T *x, const int64 *labels, S
             continue;
         }
         const T *line = x + row * n;
-        const S first = of(line[0]), base = first - first == 0 ? first : S(0);      // near the others, so their mean keeps its digits
-        Exponentials<S> found;
+        const S first = of(line[0]), base = first - first == 0 ? first : S(0);      // near the others: the mean keeps its digits
         S sum = 0;
-        if (smoothing != 0)
-            walk<2>(line, (const T *)nullptr, (T *)nullptr, n, [&](int, S v, S) { found.add(v); sum += v - base; return v; });
-        else
-            walk<2>(line, (const T *)nullptr, (T *)nullptr, n, [&](int, S v, S) { found.add(v); return v; });
-        found.join();
+        const Exponentials<S> found = smoothing != 0 ? exponentials(line, n, S(1), [&](S v) { sum += v - base; })
+                                                     : exponentials(line, n, S(1), [](S) {});
         if (smoothing != 0) sum = sum_of_block(sum);
         if (threadIdx.x) continue;
         const bool known = 0 <= label && label < n;
@@ -84,9 +72,9 @@ __device__ __forceinline__ void cross_entropy(const T *x, const int64 *labels, S
 
 /* The gradient of the losses times *scale, from the same arguments; dx may be x. It is NaN where the loss is. */
 template <class T>
-__device__ __forceinline__ void cross_entropy_grad(const T *x, T *dx, const int64 *labels, const Sum<T> *tops, const Sum<T> *totals,
-                                                   const Sum<T> *scale, double smoothing, int64 ignoring, int64 ignored, int64 rows,
-                                                   int64 n) {
+__device__ __forceinline__ void cross_entropy_grad(const T *x, T *dx, const int64 *labels, const Sum<T> *tops,
+                                                   const Sum<T> *totals, const Sum<T> *scale, double smoothing, int64 ignoring,
+                                                   int64 ignored, int64 rows, int64 n) {
     typedef Sum<T> S;
     const S factor = *scale, uniform = S(smoothing / double(n)) * factor, own = S(1 - smoothing) * factor;
     EACH_ROW(row) {
@@ -106,8 +94,9 @@ __device__ __forceinline__ void cross_entropy_grad(const T *x, T *dx, const int6
 
 #define ONE(T) (const T *x, T *y, int64 rows, int64 n)
 #define TWO(T) (const T *y, const T *g, T *dx, int64 rows, int64 n)
-#define LOSS(T) (const T *__restrict__ x, const int64 *__restrict__ labels, Sum<T> *__restrict__ losses, Sum<T> *__restrict__ tops, \
-                 Sum<T> *__restrict__ totals, double smoothing, int64 ignoring, int64 ignored, int64 rows, int64 n)
+#define LOSS(T) (const T *__restrict__ x, const int64 *__restrict__ labels, Sum<T> *__restrict__ losses, \
+                 Sum<T> *__restrict__ tops, Sum<T> *__restrict__ totals, double smoothing, int64 ignoring, int64 ignored, \
+                 int64 rows, int64 n)
 #define LOSS_GRAD(T) (const T *x, T *dx, const int64 *__restrict__ labels, const Sum<T> *__restrict__ tops, \
                       const Sum<T> *__restrict__ totals, const Sum<T> *__restrict__ scale, double smoothing, int64 ignoring, \
                       int64 ignored, int64 rows, int64 n)

@@ -1,8 +1,8 @@
 /* Rows of a table (entries, width) by index: read, and added to in an order that nothing but the indices decides.
 
    Indices are sorted first, equal ones in the order of their positions (a radix sort of 8 bits a pass: count_digits, scan_counts,
-   place_digits), and the rows of each index are added from the first to the last position, as on the host. An index that comes more
-   than CHUNK times is added up in chunks of so many, and these in their order. See mpitrain/kernels/rows.py. */
+   place_digits), and the rows of each index are added from the first to the last position, as on the host. An index that comes
+   more than CHUNK times is added up in chunks of so many, and these in their order. See mpitrain/kernels/rows.py. */
 #include "row.h"
 
 enum { THREADS = 256, KEYS_A_BLOCK = 1024, DIGITS = 256, SCANNING = 1024, CHUNK = 128, AHEAD = 4 };
@@ -45,7 +45,7 @@ KERNEL(scan_counts, SCANNING, (int *counts, int64 n)) {
     const int64 each = (n + SCANNING - 1) / SCANNING, first = min(threadIdx.x * each, n), end = min(first + each, n);
     int own = 0;
     for (int64 i = first; i < end; ++i) own += counts[i];
-    int upto = own;                                                      // the sum of this thread's and those before it in the warp
+    int upto = own;                                                      // the sum up to this thread's within the warp
     for (int lanes = 1; lanes < 32; lanes *= 2) {
         const int other = __shfl_up_sync(0xffffffffu, upto, lanes);
         if (threadIdx.x % 32 >= lanes) upto += other;
@@ -96,11 +96,11 @@ KERNEL(place_digits, THREADS, (const int *__restrict__ keys, const int *__restri
 /* N numbers that are loaded at once. */
 template <int N, class T> struct __align__(N * sizeof(T) < 16 ? N * sizeof(T) : 16) Some { T at[N]; };
 
-/* to = from (where given, else 0) + the rows order[p], order[p + 1], ... of `values`, at most CHUNK of them, as long as their key is
-   that of p. */
+/* to = from (where given, else 0) + the rows order[p], order[p + 1], ... of `values`, at most CHUNK of them, as long as their key
+   is that of p. */
 template <int N, class T>
-__device__ __forceinline__ void add_run(const T *values, const int *keys, const int *order, const Sum<T> *from, Sum<T> *to, int64 p,
-                                        int64 n, int64 width) {
+__device__ __forceinline__ void add_run(const T *values, const int *keys, const int *order, const Sum<T> *from, Sum<T> *to,
+                                        int64 p, int64 n, int64 width) {
     typedef Sum<T> S;
     const int key = keys[p];
     const int64 end = min(p + CHUNK, n);
@@ -137,15 +137,15 @@ __device__ __forceinline__ int64 first_of(const int *keys, int key, int64 end) {
     return low;
 }
 
-/* Chunks: a run of equal keys is one, or several where it is longer than CHUNK. Of CHUNK places, from a multiple of CHUNK on, one at
-   most begins a run that long, and one at most a further chunk of one: so partial has two rows for so many places. */
+/* Chunks: a run of equal keys is one, or several where it is longer than CHUNK. Of CHUNK places, from a multiple of CHUNK on, one
+   at most begins a run that long, and one at most a further chunk of one: so partial has two rows for so many places. */
 __device__ __forceinline__ int64 partial_row(int64 p, bool first) { return p / CHUNK * 2 + first; }
 
 /* Adds the rows of runs of one chunk to `out`; of longer ones each chunk is written to `partial`, the first with the row of out.
    Blocks 0 ... n - 1 are for runs that begin there, the others for further chunks in so many places. */
 template <int N, class T>
-__device__ __forceinline__ void add_runs(const T *values, const int *keys, const int *order, Sum<T> *out, Sum<T> *partial, int64 n,
-                                         int64 width, int64 entries) {
+__device__ __forceinline__ void add_runs(const T *values, const int *keys, const int *order, Sum<T> *out, Sum<T> *partial,
+                                         int64 n, int64 width, int64 entries) {
     int64 p = blockIdx.x;
     if (p < n) {
         const int key = keys[p];
@@ -166,7 +166,7 @@ __device__ __forceinline__ void add_runs(const T *values, const int *keys, const
 /* out = the sum of the chunks of each long run, in their order. */
 template <class S>
 __device__ __forceinline__ void add_chunks(const int *keys, S *out, const S *partial, int64 n, int64 width, int64 entries) {
-    const int64 after = (blockIdx.x + 1) * (int64)CHUNK;                 // a long run that begins in the CHUNK places before goes on here
+    const int64 after = (blockIdx.x + 1) * (int64)CHUNK;                 // a long run from the CHUNK places before is here, too
     if (after >= n) return;
     const int key = keys[after];
     const int64 first = first_of(keys, key, after);
@@ -193,8 +193,8 @@ template <class S> __device__ __forceinline__ void sum_chunks(const int *keys, S
 
 #define TAKE(T) (const T *__restrict__ table, const int64 *__restrict__ indices, T *__restrict__ out, int64 n, int64 width, \
                  int64 entries)
-#define RUNS(T) (const T *__restrict__ values, const int *__restrict__ keys, const int *__restrict__ order, Sum<T> *__restrict__ out, \
-                 Sum<T> *__restrict__ partial, int64 n, int64 width, int64 entries, int64 rows)
+#define RUNS(T) (const T *__restrict__ values, const int *__restrict__ keys, const int *__restrict__ order, \
+                 Sum<T> *__restrict__ out, Sum<T> *__restrict__ partial, int64 n, int64 width, int64 entries, int64 rows)
 #define CHUNKS(T) (const int *__restrict__ keys, T *__restrict__ out, const T *__restrict__ partial, int64 n, int64 width, \
                    int64 entries, int64 rows)
 ROW_VERSIONS(take_rows, TAKE, (table, indices, out, n, width, entries))

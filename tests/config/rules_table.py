@@ -162,7 +162,7 @@ plain train.recompute=true => train.recompute needs a model that is a Sequential
 # threads and devices
 mlp train.reproducible=layout train.threads=2 => needs one BLAS thread a rank, found train.threads = 2
 mlp train.precision=bfloat16 train.threads=2 => computes on one thread a rank, found train.threads = 2
-mlp train.reproducible=layout train.device=gpu => is for train.device = "cpu", found "gpu": there the gradient of an embedding is
+mlp train.reproducible=layout train.device=gpu => is for train.device = "cpu", found "gpu": there the order in which a
 mlp comm.progress=thread train.device=gpu => comm.progress = "thread" is for train.device = "cpu": a GPU computes
 mlp@2,4 comm.node_shared=true train.device=gpu => found gradients on a GPU; set train.device = "cpu", or comm.node_shared
 mlp optimizer.offload=host => where it is already with train.device = "cpu"; set optimizer.offload = "file"

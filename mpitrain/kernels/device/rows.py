@@ -59,6 +59,8 @@ def cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int | 
         run_kept = (kept[0], kept[1]) if training else (None, None)
         _cross_entropy(*by_rows(rows, logits.nbytes), logits, contiguous(labels), losses, *run_kept, smoothing,
                        *_ignored(ignore), *logits.shape)
+    else:
+        losses.fill(float("nan"))                                     # of no classes
     return losses, logits if training else logits[:0], kept
 
 
