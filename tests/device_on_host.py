@@ -25,7 +25,7 @@ from mpitrain.backend.cache import cache_folder, one_at_a_time
 from mpitrain.backend.runtime import Grid, Launch, device_folder
 
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-DON_HOST", "-w", "-fvisibility=hidden",
-         "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-U_FORTIFY_SOURCE")
+         "-fno-strict-aliasing", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-U_FORTIFY_SOURCE")
 WRONG = {1: "threads of a block wait for others that never come", 2: "no GPU launches such a grid, or so much shared memory"}
 INTEGERS, DOUBLES = 24, 8
 

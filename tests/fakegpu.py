@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import device_graphs
@@ -50,7 +50,7 @@ class DeviceArray:
             device_graphs.forbidden("get")
         if out is None:
             return self._memory.copy()
-        device_graphs.in_place(partial(np.copyto, out, self._memory))
+        (device_graphs.in_place if blocking else fakecuda.copy_later)(partial(np.copyto, out, self._memory))
         return out
 
     def set(self, values: np.ndarray, stream: Any = None) -> None:
@@ -67,7 +67,9 @@ class DeviceArray:
         raise TypeError(f"numpy.{function.__name__} was called on a device array; use xp.{function.__name__}")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("ctypes", "data"):
+        if name == "data":
+            return SimpleNamespace(ptr=self._memory.ctypes.data)
+        if name.startswith("__") or name == "ctypes":
             raise AttributeError(f"a device array has no {name}")
         found = getattr(self._memory, name)
         if name in ("T", "mT", "real", "imag"):

@@ -56,9 +56,19 @@ def joined_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
     return outs[0].transpose(0, 2, 1, 3).copy().swapaxes(1, 2), tops[0], inverses[0], outs[1].copy(), tops[1], inverses[1]
 
 
-def update(arrays: int, *scalars: float) -> Example:
+def update(arrays: int, *scalars: float, n: int = 1000) -> Example:
     """An optimizer's update of so many arrays; its scalars."""
-    return Example(lambda rng, dtype: (*(abs(rng.standard_normal(1000)).astype(dtype) for _ in range(arrays)), *scalars))
+    return Example(lambda rng, dtype: (*(abs(rng.standard_normal(n)).astype(dtype) for _ in range(arrays)), *scalars))
+
+
+def numbers_of_a_step(n: int, limit: float, interval: int, good: float = 2, found: float = 1.0) -> Example:
+    """The end of a norm of n sums, one of which is times `found`."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        sums = abs(rng.standard_normal(n))
+        if n:
+            sums[n // 2] *= found
+        return np.array([np.nan, np.nan, np.nan, 1024.0, good, 7, 8, 9]), sums, limit, interval, 2.0, 0.5
+    return Example(arguments, dtypes=("float64",))
 
 
 def points(rng: Any, dtype: Any) -> np.ndarray:
@@ -211,6 +221,7 @@ EXAMPLES: dict[str, Example] = {
     "amsgrad": update(5, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5),
     "rmsprop_centered": update(5, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5),
     "square_sums": of_shapes((2 * optimizer.NORM_BLOCK + 13,)),
+    "conclude_norm": numbers_of_a_step(2500, 1.5, 3),
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"), VALUES),
     **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), AND_SLOPE),
     **dict.fromkeys(("slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad"), GRADIENT),
@@ -222,6 +233,7 @@ EXAMPLES: dict[str, Example] = {
     "block_input_gradient": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "x"), 3e-6),
     "block_weight_gradient": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "w"), 3e-6),
     "product_bfloat16": Example(product_arguments, 3e-6, ("float32",)),
+    "rotary": Example(lambda rng, dtype: (*normal(rng, dtype, (42, 13), (14, 5), (14, 5)), 7, 3, False, False), 1e-6),
     "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
     "random_uniform": STREAM,
     "random_normal": STREAM._replace(tolerance=1e-9),
@@ -300,6 +312,25 @@ def convolutions(product: str) -> tuple[Example, ...]:
 
 CHANNELS = ((66, 5, 1), (3, 40, 1), (70, 3, 49), (37, 4, 64), (1, 9, 4), (3, 2, 6000), (0, 3, 5), (2, 0, 5))
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "dropout": (
+        Example(lambda rng, dtype: (*normal(rng, dtype, (5, 2008)), random_rows(rng), KEY, 0.3, None, 8)),
+        Example(lambda rng, dtype: (*normal(rng, dtype, (5, 1040)), random_rows(rng), KEY, 0.3, *normal(rng, dtype, (5, 1040)),
+                                    rng.integers(0, 1 << 40, 5).astype(np.uint64)))),
+    "dropout_grad": (Example(lambda rng, dtype: (
+        *normal(rng, dtype, (9, 1040)), rng.integers(0, 256, (9, 130)).astype(np.uint8), 0.3)),),
+    "rotary": tuple(
+        Example(lambda rng, dtype, width=width, half=half, between=between, interleaved=interleaved: (
+            *normal(rng, dtype, (84, width), (14, half), (14, half)), 7, between, interleaved, True), 1e-6)
+        for width, half, between, interleaved in ((13, 5, 6, True), (64, 32, 1, False), (64, 32, 2, True), (104, 24, 3, False),
+                                                  (104, 24, 3, True), (9, 0, 1, False), (10, 5, 1, False))),
+    "random_words": (Example(lambda rng, dtype: (random_rows(rng), KEY, 1036), dtypes=("float64",)),),
+    "sgd": (update(2, 0.1, 0.01, 0.5, n=4103),),
+    "adam": (update(4, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5, n=4103),),
+    "lamb": (update(5, 0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5, n=2049),),
+    "rmsprop_centered": (update(5, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5, n=3),),
+    "square_sums": (of_shapes((0,)), of_shapes((4095,)), of_shapes((2048,)), of_shapes((1,))),
+    "conclude_norm": (numbers_of_a_step(1, 0.0, 0), numbers_of_a_step(0, 1.0, 5), numbers_of_a_step(1024, 1.0, 5, 0),
+                      numbers_of_a_step(1025, 1e9, 5, 4, np.inf), numbers_of_a_step(3000, 1.0, 0, 4, np.nan)),
     "convolve": convolutions("convolve"),
     "convolve_adjoint": convolutions("adjoint"),
     "kernel_gradient": (*convolutions("gradient"), Example(lambda rng, dtype: (

@@ -33,6 +33,8 @@ class Kernel:
     argument decides where the kernel runs.
     """
 
+    formats = FORMATS                            # of the first argument, for which the device version is taken
+
     def __init__(self, name: str, reference: Function, host: Factory = lambda: None, numba: Factory = lambda: None):
         self.name, self.reference, self.numba = name, reference, numba
         self._on_device: dict[Any, Function] = {}
@@ -53,7 +55,7 @@ class Kernel:
             from mpitrain.kernels.device import version_of
             usable = runtime(module.__name__) is not None
             found = self._on_device[module] = (version_of(self.name) if usable else None) or self.reference
-        return found if getattr(first, "dtype", None) is not None and first.dtype.name in FORMATS else None
+        return found if getattr(first, "dtype", None) is not None and first.dtype.name in self.formats else None
 
 
 @cache

@@ -9,6 +9,7 @@ import numpy as np
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, Device
+from mpitrain.data import MicroBatch
 from mpitrain.data.columns import Columns
 from mpitrain.nn.by_name import ByName
 
@@ -29,18 +30,33 @@ class Feed:
             return ByName({name: Tensor(self.device.put(self._by_kind(array))) for name, array in x.items()})
         return Tensor(self.inputs(x))
 
+    def tensors_of(self, micro: MicroBatch) -> Any:
+        """`tensors` of a micro-batch's x, which may have been sent ahead."""
+        return self.tensors(micro.x) if micro.there is None else Tensor(micro.there[0])
+
+    def targets_of(self, micro: MicroBatch) -> Array:
+        return self.targets(micro.y) if micro.there is None else micro.there[1]
+
     def _by_kind(self, values: Any) -> Any:
         if values.dtype.kind == "b":
             return values
         return self._cast(values) if values.dtype.kind == "f" else values.astype(np.int64, copy=False)
 
     def inputs(self, x: Any) -> Array:
+        return self.device.put(self.host_inputs(x))
+
+    def host_inputs(self, x: Any) -> Any:
+        """`inputs` before they go to the device."""
         x = self.part(x)
-        return self.device.put(x if self.tokens else self._cast(x))
+        return x if self.tokens else self._cast(x)
 
     def targets(self, y: Any) -> Array:
+        return self.device.put(self.host_targets(y))
+
+    def host_targets(self, y: Any) -> Any:
+        """`targets` before they go to the device."""
         y = self.part(y)
-        return self.device.put(self._cast(y) if y.dtype.kind == "f" else y)
+        return self._cast(y) if y.dtype.kind == "f" else y
 
     def _cast(self, values: Any) -> Any:
         return values if values.dtype == self.dtype else values.astype(self.dtype)
