@@ -338,7 +338,8 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
     "batch_norm": (*(of_shapes(s, (s[1],), (s[1],), then=(None, 1e-5, i % 5), tolerance=1e-5) for i, s in enumerate(CHANNELS)),
                    of_shapes((37, 4, 64), then=(None, None, None, 1e-3, 0), tolerance=1e-5),
                    of_shapes((37, 4, 64), (4,), (4,), (37, 4, 64), then=(1e-3, 0), tolerance=1e-5)),
-    "batch_norm_gradients": tuple(norm_backward(s, i % 2 > 0, i != 2) for i, s in enumerate(CHANNELS)),
+    "batch_norm_gradients": (*(norm_backward(s, i % 2 > 0, i != 2) for i, s in enumerate(CHANNELS)), Example(
+        lambda rng, dtype: (*norm_backward((37, 4, 64), True).arguments(rng, dtype), tuple(np.empty((2, 4), dtype))), 1e-5)),
     "channel_affine": tuple(of_shapes(s, *[(s[1],)] * 3, tolerance=1e-5) for s in CHANNELS),
     "channel_combine": tuple(of_shapes(s, s, *[(s[1],)] * 4, tolerance=1e-5) for s in CHANNELS),
     "channel_moments": tuple(of_shapes(s, tolerance=1e-5) for s in CHANNELS),

@@ -225,13 +225,13 @@ __device__ __forceinline__ void sums(
     else sums_of<T, 1>(grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, activation);
 }
 
-/* The sums of a channel, and the gradient of x where it is wanted, from the `blocks` parts of `sums`. Of an activation, `grad` is the
+/* The sums of a channel, and where they are wanted the gradients of x, weight and bias, from the `blocks` parts of `sums`. Of an activation, `grad` is the
    gradient after it, and its input is computed anew; without, the one before. */
 template <class T, int V>
 __device__ __forceinline__ void gradients_of(
         const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
-        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, int64 n, int64 c, int64 l, int64 blocks, int64 wide,
-        int64 apart, int64 activation) {
+        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, Sum<T> *of_weight, Sum<T> *of_bias, int64 n,
+        int64 c, int64 l, int64 blocks, int64 wide, int64 apart, int64 activation) {
     typedef Sum<T> S;
     Part part(V, n, c, l, wide, apart);
     Pair<S> sum = {0, 0};
@@ -239,9 +239,15 @@ __device__ __forceinline__ void gradients_of(
         sum = joined(sum, Pair<S>{partial[i * c + part.channel], partial[(blocks + i) * c + part.channel]});
     sum = over_block(sum, part);
     if (!part.has) return;
-    if (blockIdx.y == 0 && part.row == 0) { plain[part.channel] = sum.plain; product[part.channel] = sum.product; }
+    const S back = inverse ? inverse[part.channel] : S(1);
+    if (blockIdx.y == 0 && part.row == 0) {
+        plain[part.channel] = sum.plain;
+        product[part.channel] = sum.product;
+        if (of_weight) of_weight[part.channel] = sum.product * back;
+        if (of_bias) of_bias[part.channel] = sum.plain;
+    }
     if (!result) return;
-    const S middle = centre[part.channel], back = inverse[part.channel], shift = bias ? bias[part.channel] : S(0);
+    const S middle = centre[part.channel], shift = bias ? bias[part.channel] : S(0);
     const S scale = weight ? back * weight[part.channel] : back, count = max(S(n) * S(l), S(1));
     const S slope = -scale * back * back * (sum.product / count), less = -scale * (sum.plain / count);
     const bool aligned = all_aligned(grad, x, result);
@@ -263,12 +269,12 @@ __device__ __forceinline__ void gradients_of(
 template <class T>
 __device__ __forceinline__ void gradients(
         const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
-        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, int64 n, int64 c, int64 l, int64 blocks, int64 wide,
-        int64 apart, int64 vector, int64 activation) {
-    if (vector) gradients_of<T, Widest<T>::COUNT>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l,
-                                                  blocks, wide, apart, activation);
-    else gradients_of<T, 1>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l, blocks, wide, apart,
-                            activation);
+        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, Sum<T> *of_weight, Sum<T> *of_bias, int64 n,
+        int64 c, int64 l, int64 blocks, int64 wide, int64 apart, int64 vector, int64 activation) {
+    if (vector) gradients_of<T, Widest<T>::COUNT>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, of_weight,
+                                                  of_bias, n, c, l, blocks, wide, apart, activation);
+    else gradients_of<T, 1>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, of_weight, of_bias, n, c, l,
+                            blocks, wide, apart, activation);
 }
 
 /* a grad + b (x - centre) + d; without a gradient b (x - centre) + d. */
@@ -310,12 +316,13 @@ __device__ __forceinline__ void combine(const T *grad, const T *x, const Sum<T> 
 #define SUMS(T) (IN(T) grad, IN(T) x, IN(T) y, IN(Sum<T>) centre, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(Sum<T>) inverse, \
                  OUT(T) before, OUT(Sum<T>) partial, SIZES, int64 activation)
 #define GRADIENTS(T) (IN(T) grad, IN(T) x, IN(Sum<T>) centre, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(Sum<T>) inverse, \
-                      IN(Sum<T>) partial, OUT(T) result, OUT(Sum<T>) plain, OUT(Sum<T>) product, SIZES, int64 activation)
+                      IN(Sum<T>) partial, OUT(T) result, OUT(Sum<T>) plain, OUT(Sum<T>) product, OUT(Sum<T>) of_weight, \
+                      OUT(Sum<T>) of_bias, SIZES, int64 activation)
 #define COMBINE(T) (IN(T) grad, IN(T) x, IN(Sum<T>) centre, IN(Sum<T>) a, IN(Sum<T>) b, IN(Sum<T>) d, OUT(T) result, SIZES)
 VERSIONS(moments, THREADS, MOMENTS, (x, partial, n, c, l, wide, apart, vector))
 VERSIONS(normalise, THREADS, NORMALISE, (x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l, blocks, wide,
                                          apart, vector, activation))
 VERSIONS(sums, THREADS, SUMS, (grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, vector, activation))
-VERSIONS(gradients, THREADS, GRADIENTS, (grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l, blocks,
-                                         wide, apart, vector, activation))
+VERSIONS(gradients, THREADS, GRADIENTS, (grad, x, centre, weight, bias, inverse, partial, result, plain, product, of_weight,
+                                         of_bias, n, c, l, blocks, wide, apart, vector, activation))
 VERSIONS(combine, THREADS, COMBINE, (grad, x, centre, a, b, d, result, n, c, l, wide, apart, vector))
