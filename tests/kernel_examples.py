@@ -272,6 +272,7 @@ EXAMPLES: dict[str, Example] = {
 # means that it is tried in 16 bits, too.
 PLANE = Side((0,), (9,), 9), Side((0,), (7,), 7)          # a window is the whole plane
 LARGE_ROWS, LARGE_COLUMNS = Side((0, 2, 8), (7, 9, 9), 9), Side((0, 1), (5, 7), 7)
+BACK = Side((0, 4, 0), (2, 6, 5), 7)                      # the second window lies between others that see the same positions
 MANY = Side(tuple(range(0, 40, 2)), tuple(range(2, 42, 2)), 40)
 
 
@@ -355,5 +356,6 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
                      of_shapes((2, 5, 40, 40), then=(Side((0,), (40,), 40), Side((0, 7), (40, 9), 40)), tolerance=1e-6)),
     "window_total_gradient": (of_shapes((2, 21, 1, 1), then=PLANE, tolerance=1e-6),
                               of_shapes((2, 5, 20, 20), then=(MANY, MANY), tolerance=1e-6),
-                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6)),
+                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6),
+                              of_shapes((2, 5, 3, 3), then=(BACK, BACK), tolerance=1e-6)),
 }
