@@ -337,6 +337,7 @@ TWO_OF_VECTORS, TWO_WIDE = of_shapes((9, 64), (9, 64)), of_shapes((3, 5003), (3,
 # means that it is tried in 16 bits, too.
 PLANE = Side((0,), (9,), 9), Side((0,), (7,), 7)          # a window is the whole plane
 LARGE_ROWS, LARGE_COLUMNS = Side((0, 2, 8), (7, 9, 9), 9), Side((0, 1), (5, 7), 7)
+BACK = Side((0, 4, 0), (2, 6, 5), 7)                      # the second window lies between others that see the same positions
 MANY = Side(tuple(range(0, 40, 2)), tuple(range(2, 42, 2)), 40)
 
 
@@ -403,7 +404,8 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
     "batch_norm": (*(of_shapes(s, (s[1],), (s[1],), then=(None, 1e-5, i % 5), tolerance=1e-5) for i, s in enumerate(CHANNELS)),
                    of_shapes((37, 4, 64), then=(None, None, None, 1e-3, 0), tolerance=1e-5),
                    of_shapes((37, 4, 64), (4,), (4,), (37, 4, 64), then=(1e-3, 0), tolerance=1e-5)),
-    "batch_norm_gradients": tuple(norm_backward(s, i % 2 > 0, i != 2) for i, s in enumerate(CHANNELS)),
+    "batch_norm_gradients": (*(norm_backward(s, i % 2 > 0, i != 2) for i, s in enumerate(CHANNELS)), Example(
+        lambda rng, dtype: (*norm_backward((37, 4, 64), True).arguments(rng, dtype), tuple(np.empty((2, 4), dtype))), 1e-5)),
     "channel_affine": tuple(of_shapes(s, *[(s[1],)] * 3, tolerance=1e-5) for s in CHANNELS),
     "channel_combine": tuple(of_shapes(s, s, *[(s[1],)] * 4, tolerance=1e-5) for s in CHANNELS),
     "channel_moments": tuple(of_shapes(s, tolerance=1e-5) for s in CHANNELS),
@@ -438,4 +440,6 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
                              for given in FLASH),
     "flash_attention_grad": tuple(Example(lambda rng, dtype, given=given: wide_flash_arguments(rng, dtype, True, *given), 3e-6)
                                   for given in FLASH),
+                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6),
+                              of_shapes((2, 5, 3, 3), then=(BACK, BACK), tolerance=1e-6)),
 }

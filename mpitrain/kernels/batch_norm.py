@@ -6,7 +6,7 @@ What belongs to a channel is a 1-D array. Sums over a channel are float64 whatev
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from mpitrain.errors import ArgumentError
 from mpitrain.kernels import pointwise
 from mpitrain.kernels.kernel import Function, Kernel
 from mpitrain.kernels.library import CFunction, host, packed, same_shape
+
+Into: TypeAlias = tuple[Array | None, Array | None]
+NOWHERE: Into = (None, None)
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
@@ -86,12 +89,21 @@ def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Ar
     return _activated(y, activation), mean, variance, inverse
 
 
+def fill(into: Into, plain: Array, product: Array, inverse: Array) -> None:
+    """Writes the gradients of weight and bias where there is memory for them."""
+    for out, values in zip(into, (product, plain)):
+        if out is not None:
+            out[...] = values * inverse if values is product else values
+
+
 def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
-                          inverse: Array, activation: int, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
+                          inverse: Array, activation: int, wanted: bool,
+                          into: Into = NOWHERE) -> tuple[Array | None, Array, Array, Array]:
     scale = channel_scale(inverse, weight, x.dtype)
     if activation:
         grad = _passed(grad, _affine(x, centre, scale, channel_shift(bias, x)) if y is None else y, activation)
     plain, product = _sums(grad, x, centre)
+    fill(into, plain, product, inverse)
     if not wanted:
         return None, grad, plain, product
     count = max(x.shape[0] * x.shape[2], 1)
@@ -138,8 +150,8 @@ def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: 
 @host("batch_norm", "batch_norm_gradients",
       "X:ncl X:ncl X?:ncl X:c X?:c X?:c D:c X?!:ncl X?!:ncl D!:c D!:c in ic il i")
 def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None,
-                               bias: Array | None, inverse: Array, activation: int, wanted: bool) -> tuple[Array | None, Array,
-                               Array, Array]:
+                               bias: Array | None, inverse: Array, activation: int, wanted: bool,
+                               into: Into = NOWHERE) -> tuple[Array | None, Array, Array, Array]:
     if activation not in PLAIN:
         _check("batch_norm_gradients", activation, y)
     grad = np.ascontiguousarray(grad)
@@ -149,6 +161,7 @@ def _batch_norm_gradients_host(function: CFunction, grad: Array, x: Array, y: Ar
     before = np.empty(x.shape, x.dtype) if masked == 1 else grad
     function(grad, packed(x), packed(y) if masked == 1 else None, centre, packed(weight), packed(bias), inverse, dx,
              before if masked == 1 else None, plain, product, *x.shape, masked)
+    fill(into, plain, product, inverse)
     return dx if wanted else None, before, plain, product
 
 
@@ -176,5 +189,6 @@ x normalised over N and L, plus the residual, and one of ACTIVATIONS of that, 0 
 batch_norm_gradients = Kernel("batch_norm_gradients", _batch_norm_gradients, _batch_norm_gradients_host,
                               _batch_norm_gradients_host.loop("batch_norm"))
 """(gradient of x or None, gradient before the activation, sums of that, and of its product with x - centre, float64 (C,)) from
-(grad, x, y, centre, weight, bias, inverse deviation, activation, whether the first is wanted). y, of ReLU alone, may be None
+(grad, x, y, centre, weight, bias, inverse deviation, activation, whether the first is wanted, and memory for the gradients of
+weight and bias, `Into`). y, of ReLU alone, may be None
 where there was no residual: then the second result is undefined."""

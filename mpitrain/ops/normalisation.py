@@ -109,37 +109,39 @@ class BatchNorm(Function):
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
-        dx = None
+        dx, into = None, by_channel.NOWHERE
         if ctx.sums is None:                          # the second half of a split backward finds them here
-            dx, ctx.before = BatchNorm._gradients(ctx, grad)
+            dx, ctx.before, into = BatchNorm._gradients(ctx, grad)
         dtype = statistics_dtype(grad.dtype)
         plain, product = ctx.sums
         return (dx,
-                (product * ctx.saved[4]).astype(dtype, copy=False) if ctx.needs[1] else None,
-                plain.astype(dtype) if ctx.needs[2] else None,
+                into[0] if into[0] is not None or not ctx.needs[1] else (product * ctx.saved[4]).astype(dtype, copy=False),
+                into[1] if into[1] is not None or not ctx.needs[2] else plain.astype(dtype),
                 ctx.before.reshape(grad.shape) if ctx.needs[3] else None)
 
     @staticmethod
-    def _gradients(ctx: Context, grad: Array) -> tuple[Array | None, Array | None]:
-        """The gradients of x and of the residual; leaves the sums in ctx."""
+    def _gradients(ctx: Context, grad: Array) -> tuple[Array | None, Array | None, by_channel.Into]:
+        """The gradients of x and of the residual, and those of weight and bias that are in their own memory; leaves the sums in
+        ctx."""
         x, weight, bias, centre, inverse, y = ctx.saved
         flat, channels = as_channels(grad), as_channels(x)
         if ctx.reduce is None and channels.shape[2] > 1:
+            into = ctx.out(1) if ctx.needs[1] else None, ctx.out(2) if ctx.needs[2] else None
             dx, before, *ctx.sums = by_channel.batch_norm_gradients(flat, channels, _channels_or_none(y), centre, weight, bias,
-                                                                    inverse, ctx.activation, ctx.needs[0])
-            return (dx.reshape(x.shape) if dx is not None else None), before
+                                                                    inverse, ctx.activation, ctx.needs[0], into)
+            return (dx.reshape(x.shape) if dx is not None else None), before, into
         if ctx.activation:
             flat = pointwise.ACTIVATIONS["relu"].gradient(as_channels(y), flat, None)
         plain, product = ctx.sums = channel_sums(flat, channels, centre)
         if not ctx.needs[0]:
-            return None, flat
+            return None, flat, by_channel.NOWHERE
         total = ctx.xp.stack([plain, product])
         if ctx.reduce is not None:
             ctx.reduce(total)
         total /= ctx.count
         scale = channel_scale(inverse, weight, x.dtype)
         slope, shift = (sums.astype(centre.dtype) for sums in (-scale * inverse * inverse * total[1], -scale * total[0]))
-        return by_channel.channel_combine(flat, channels, centre, scale, slope, shift).reshape(x.shape), flat
+        return by_channel.channel_combine(flat, channels, centre, scale, slope, shift).reshape(x.shape), flat, by_channel.NOWHERE
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:

@@ -1,10 +1,10 @@
 /* Batch and group norm of x (N, C, L), by channel. See mpitrain/kernels/batch_norm.py.
 
-   Block (i, j) has channels i wide ... (i + 1) wide - 1, and of their units (V numbers of a plane, side by side) the part j of those
-   that `gridDim.y` blocks share. Threads of a channel stand `apart`: 1 where they go along a plane, wide where planes are so small
-   that neighbours have the next channel's. What a channel adds up is added within a thread, over the block, and over the blocks by
-   all that read it, each time in the same order. Statistics are those of x - x[0, c, 0] (Welford's, merged as by Chan, Golub and
-   LeVeque 1979), so a mean far from 0 takes nothing from the deviation. */
+   Block (i, j) has channels i wide ... (i + 1) wide - 1, and of their units (V numbers of a plane, side by side) the part j
+   of those that `gridDim.y` blocks share. Threads of a channel stand `apart`: 1 where they go along a plane, wide where
+   planes are so small that neighbours have the next channel's. What a channel adds up is added within a thread, over the
+   block, and over the blocks by all that read it, each time in the same order. Statistics are those of x - x[0, c, 0]
+   (Welford's, merged as by Chan, Golub and LeVeque 1979), so a mean far from 0 takes nothing from the deviation. */
 #include "device.h"
 #include "lanes.h"
 
@@ -130,7 +130,8 @@ template <class S> __device__ __forceinline__ S passed(S grad, S u, int64 activa
     return grad;
 }
 
-/* y, where it is wanted, and what belongs to a channel, from the `blocks` parts of `moments`; of y None, one block of a channel. */
+/* y, where it is wanted, and what belongs to a channel, from the `blocks` parts of `moments`; of y None, one block of a
+   channel. */
 template <class T, int V>
 __device__ __forceinline__ void normalise_of(
         const T *x, const Sum<T> *weight, const Sum<T> *bias, const T *residual, const Sum<T> *partial, T *y, Sum<T> *means,
@@ -142,7 +143,8 @@ __device__ __forceinline__ void normalise_of(
     Moments<S> sum = {0, 0, 0};
     for (uint32 i = part.row; part.has && i < (uint32)blocks; i += part.rows) {
         const uint32 begin = min(all, i * each), end = min(all, (i + 1) * each);
-        sum = joined(sum, Moments<S>{S(end - begin) * V, partial[i * c + part.channel], partial[(blocks + i) * c + part.channel]});
+        sum = joined(sum, Moments<S>{S(end - begin) * V, partial[i * c + part.channel],
+                partial[(blocks + i) * c + part.channel]});
     }
     sum = over_block(sum, part);
     if (!part.has) return;
@@ -180,11 +182,12 @@ __device__ __forceinline__ void normalise(
                             activation);
 }
 
-/* What is added up in backward, (2, blocks, C): the gradient before the activation, and its product with x - centre. That gradient
-   is kept in `before` where it is given; the activation's input is y (of ReLU, its result), or computed anew. */
+/* What is added up in backward, (2, blocks, C): the gradient before the activation, and its product with x - centre. That
+   gradient is kept in `before` where it is given; the activation's input is y (of ReLU, its result), or computed anew. */
 template <class T, int V>
 __device__ __forceinline__ void sums_of(
-        const T *grad, const T *x, const T *y, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
+        const T *grad, const T *x, const T *y, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias,
+        const Sum<T> *inverse,
         T *before, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart, int64 activation) {
     typedef Sum<T> S;
     Part part(V, n, c, l, wide, apart);
@@ -218,20 +221,21 @@ __device__ __forceinline__ void sums_of(
 }
 template <class T>
 __device__ __forceinline__ void sums(
-        const T *grad, const T *x, const T *y, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
+        const T *grad, const T *x, const T *y, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias,
+        const Sum<T> *inverse,
         T *before, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart, int64 vector, int64 activation) {
     enum { V = sizeof(T) == 8 ? 1 : Widest<T>::COUNT };          // two of float64 would not fit in registers beside SiLU's exp
     if (vector) sums_of<T, V>(grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, activation);
     else sums_of<T, 1>(grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, activation);
 }
 
-/* The sums of a channel, and the gradient of x where it is wanted, from the `blocks` parts of `sums`. Of an activation, `grad` is the
-   gradient after it, and its input is computed anew; without, the one before. */
+/* The sums of a channel, and where they are wanted the gradients of x, weight and bias, from the `blocks` parts of `sums`. Of
+   an activation, `grad` is the gradient after it, and its input is computed anew; without, the one before. */
 template <class T, int V>
 __device__ __forceinline__ void gradients_of(
         const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
-        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, int64 n, int64 c, int64 l, int64 blocks, int64 wide,
-        int64 apart, int64 activation) {
+        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, Sum<T> *of_weight, Sum<T> *of_bias, int64 n,
+        int64 c, int64 l, int64 blocks, int64 wide, int64 apart, int64 activation) {
     typedef Sum<T> S;
     Part part(V, n, c, l, wide, apart);
     Pair<S> sum = {0, 0};
@@ -239,9 +243,15 @@ __device__ __forceinline__ void gradients_of(
         sum = joined(sum, Pair<S>{partial[i * c + part.channel], partial[(blocks + i) * c + part.channel]});
     sum = over_block(sum, part);
     if (!part.has) return;
-    if (blockIdx.y == 0 && part.row == 0) { plain[part.channel] = sum.plain; product[part.channel] = sum.product; }
+    const S back = inverse ? inverse[part.channel] : S(1);
+    if (blockIdx.y == 0 && part.row == 0) {
+        plain[part.channel] = sum.plain;
+        product[part.channel] = sum.product;
+        if (of_weight) of_weight[part.channel] = sum.product * back;
+        if (of_bias) of_bias[part.channel] = sum.plain;
+    }
     if (!result) return;
-    const S middle = centre[part.channel], back = inverse[part.channel], shift = bias ? bias[part.channel] : S(0);
+    const S middle = centre[part.channel], shift = bias ? bias[part.channel] : S(0);
     const S scale = weight ? back * weight[part.channel] : back, count = max(S(n) * S(l), S(1));
     const S slope = -scale * back * back * (sum.product / count), less = -scale * (sum.plain / count);
     const bool aligned = all_aligned(grad, x, result);
@@ -263,12 +273,12 @@ __device__ __forceinline__ void gradients_of(
 template <class T>
 __device__ __forceinline__ void gradients(
         const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
-        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, int64 n, int64 c, int64 l, int64 blocks, int64 wide,
-        int64 apart, int64 vector, int64 activation) {
-    if (vector) gradients_of<T, Widest<T>::COUNT>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l,
-                                                  blocks, wide, apart, activation);
-    else gradients_of<T, 1>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l, blocks, wide, apart,
-                            activation);
+        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, Sum<T> *of_weight, Sum<T> *of_bias, int64 n,
+        int64 c, int64 l, int64 blocks, int64 wide, int64 apart, int64 vector, int64 activation) {
+    if (vector) gradients_of<T, Widest<T>::COUNT>(grad, x, centre, weight, bias, inverse, partial, result, plain, product,
+                                                  of_weight, of_bias, n, c, l, blocks, wide, apart, activation);
+    else gradients_of<T, 1>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, of_weight, of_bias, n, c, l,
+                            blocks, wide, apart, activation);
 }
 
 /* a grad + b (x - centre) + d; without a gradient b (x - centre) + d. */
@@ -296,7 +306,8 @@ __device__ __forceinline__ void combine_of(const T *grad, const T *x, const Sum<
 }
 template <class T>
 __device__ __forceinline__ void combine(const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *a, const Sum<T> *b,
-                                        const Sum<T> *d, T *result, int64 n, int64 c, int64 l, int64 wide, int64 apart, int64 vector) {
+                                        const Sum<T> *d, T *result, int64 n, int64 c, int64 l, int64 wide, int64 apart,
+                                                int64 vector) {
     if (vector) combine_of<T, Widest<T>::COUNT>(grad, x, centre, a, b, d, result, n, c, l, wide, apart);
     else combine_of<T, 1>(grad, x, centre, a, b, d, result, n, c, l, wide, apart);
 }
@@ -305,17 +316,19 @@ __device__ __forceinline__ void combine(const T *grad, const T *x, const Sum<T> 
 #define OUT(T) T *__restrict__
 #define SIZES int64 n, int64 c, int64 l, int64 blocks, int64 wide, int64 apart, int64 vector
 #define MOMENTS(T) (IN(T) x, OUT(Sum<T>) partial, SIZES)
-#define NORMALISE(T) (IN(T) x, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(T) residual, IN(Sum<T>) partial, OUT(T) y, OUT(Sum<T>) means, \
-                      OUT(Sum<T>) squares, OUT(Sum<T>) inverses, double eps, SIZES, int64 activation)
+#define NORMALISE(T) (IN(T) x, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(T) residual, IN(Sum<T>) partial, OUT(T) y, \
+                      OUT(Sum<T>) means, OUT(Sum<T>) squares, OUT(Sum<T>) inverses, double eps, SIZES, int64 activation)
 #define SUMS(T) (IN(T) grad, IN(T) x, IN(T) y, IN(Sum<T>) centre, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(Sum<T>) inverse, \
                  OUT(T) before, OUT(Sum<T>) partial, SIZES, int64 activation)
 #define GRADIENTS(T) (IN(T) grad, IN(T) x, IN(Sum<T>) centre, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(Sum<T>) inverse, \
-                      IN(Sum<T>) partial, OUT(T) result, OUT(Sum<T>) plain, OUT(Sum<T>) product, SIZES, int64 activation)
+                      IN(Sum<T>) partial, OUT(T) result, OUT(Sum<T>) plain, OUT(Sum<T>) product, OUT(Sum<T>) of_weight, \
+                      OUT(Sum<T>) of_bias, SIZES, int64 activation)
 #define COMBINE(T) (IN(T) grad, IN(T) x, IN(Sum<T>) centre, IN(Sum<T>) a, IN(Sum<T>) b, IN(Sum<T>) d, OUT(T) result, SIZES)
 VERSIONS(moments, THREADS, MOMENTS, (x, partial, n, c, l, wide, apart, vector))
-VERSIONS(normalise, THREADS, NORMALISE, (x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l, blocks, wide,
-                                         apart, vector, activation))
-VERSIONS(sums, THREADS, SUMS, (grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, vector, activation))
-VERSIONS(gradients, THREADS, GRADIENTS, (grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l, blocks,
-                                         wide, apart, vector, activation))
+VERSIONS(normalise, THREADS, NORMALISE, (x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l,
+                                         blocks, wide, apart, vector, activation))
+VERSIONS(sums, THREADS, SUMS, (grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, vector,
+        activation))
+VERSIONS(gradients, THREADS, GRADIENTS, (grad, x, centre, weight, bias, inverse, partial, result, plain, product, of_weight,
+                                         of_bias, n, c, l, blocks, wide, apart, vector, activation))
 VERSIONS(combine, THREADS, COMBINE, (grad, x, centre, a, b, d, result, n, c, l, wide, apart, vector))

@@ -6,10 +6,10 @@
      adjoint     C / groups          n h w, by phase of the stride  O / groups, those of kh and kw that meet the phase
      gradient    O / groups          C / groups, kh, kw             n oh ow, by parts of it (blockIdx.z)
 
-   A block makes a tile of ROWS x 4096 / ROWS; each of 256 threads has 4 x 4 of it. While a tile's DEPTH products are added up, the
-   next operands are on their way to registers. A number of the image is at `b` of its place in depth + `b` of its column; it is 0
-   where y or x, which add up alike, are outside. Tables of both are in shared memory: divisions are made once, not for each number.
-   Offsets within an image are of 32 bits, as the number of columns is. */
+   A block makes a tile of ROWS x 4096 / ROWS; each of 256 threads has 4 x 4 of it. While a tile's DEPTH products are added
+   up, the next operands are on their way to registers. A number of the image is at `b` of its place in depth + `b` of its
+   column; it is 0 where y or x, which add up alike, are outside. Tables of both are in shared memory: divisions are made
+   once, not for each number. Offsets within an image are of 32 bits, as the number of columns is. */
 #include "device.h"
 #include "places.h"
 
@@ -18,7 +18,8 @@ enum { THREADS = 256, FORWARD = 0, ADJOINT = 1, GRADIENT = 2, NOWHERE = -(1 << 2
 struct Geometry { int n, c, h, w, kh, kw, sh, sw, ph, pw, dh, dw, oh, ow, o, groups; };
 struct Place { int64 a, b; int y, x; };           // a: of the other operand, or where a column's results go; -1: nowhere
 
-/* Which positions along a dim of the kernel meet outputs of one phase of the stride: first, first + step, ...; `count` of them. */
+/* Which positions along a dim of the kernel meet outputs of one phase of the stride: first, first + step, ...; `count` of
+   them. */
 struct Taps { int first, step, count; };
 __device__ __forceinline__ Taps taps_of(int kernel, int stride, int padding, int dilation, int phase) {
     int first = 0, step = 1;
@@ -203,7 +204,8 @@ __device__ __forceinline__ void depthwise(const T *x, const T *weight, const T *
     const int each = g.o / g.groups, taps = g.kh * g.kw;
     each_number((int64)g.n * g.o, g.oh * g.ow, [=](int64 plane, uint32 i) {
         const uint32 image = (uint32)plane / g.o;
-        const int output = (uint32)plane - image * g.o, row = i / (uint32)g.ow, top = row * g.sh - g.ph, side = (i - row * g.ow) * g.sw - g.pw;
+        const int output = (uint32)plane - image * g.o, row = i / (uint32)g.ow, top = row * g.sh - g.ph,
+                side = (i - row * g.ow) * g.sw - g.pw;
         const T *from = x + ((int64)image * g.c + output / each) * g.h * g.w, *factors = weight + output * taps;
         Sum<T> sum = bias ? of(bias[output]) : Sum<T>(0);
         for (int v = 0; v < g.kh; ++v) {
@@ -283,10 +285,10 @@ template <class T> __device__ __forceinline__ void plane_sums(const T *x, Sum<T>
 
 #define IN(T) const T *__restrict__
 #define OUT(T) T *__restrict__
-#define SIZES int64 n, int64 c, int64 h, int64 w, int64 kh, int64 kw, int64 sh, int64 sw, int64 ph, int64 pw, int64 dh, int64 dw, \
-              int64 oh, int64 ow, int64 o, int64 groups
-#define GEOMETRY Geometry{(int)n, (int)c, (int)h, (int)w, (int)kh, (int)kw, (int)sh, (int)sw, (int)ph, (int)pw, (int)dh, (int)dw, \
-                          (int)oh, (int)ow, (int)o, (int)groups}
+#define SIZES int64 n, int64 c, int64 h, int64 w, int64 kh, int64 kw, int64 sh, int64 sw, int64 ph, int64 pw, int64 dh, \
+              int64 dw, int64 oh, int64 ow, int64 o, int64 groups
+#define GEOMETRY Geometry{(int)n, (int)c, (int)h, (int)w, (int)kh, (int)kw, (int)sh, (int)sw, (int)ph, (int)pw, (int)dh, \
+                          (int)dw, (int)oh, (int)ow, (int)o, (int)groups}
 #define LINEAR(T) (IN(T) x, IN(T) weight, IN(T) bias, OUT(T) y, SIZES)
 #define GRADIENTS(T) (IN(T) x, IN(T) y, OUT(Sum<T>) partial, SIZES, int64 parts)
 /* As VERSIONS, for kernels that want 128 registers a thread rather than more blocks at once. */

@@ -134,3 +134,12 @@ def test_only_relu_comes_after_a_residual_and_no_other_number_is_an_activation()
             batch_norm_gradients(x, x, None, channel, channel, channel, np.ones(3), activation, True)
     with pytest.raises(ArgumentError, match="gradients: activation is 3, expected 0 to 1 beside a residual"):
         batch_norm_gradients(x, x, x, channel, channel, channel, np.ones(3), ACTIVATIONS["hardswish"], True)
+
+
+def test_gradients_of_weight_and_bias_go_where_they_are_wanted() -> None:
+    rng = np.random.default_rng(2)
+    grad, x = rng.standard_normal((2, 5, 3, 7)).astype("float32")
+    centre, weight, bias = rng.standard_normal((3, 3)).astype("float32")
+    inverse, into = rng.random(3), tuple(np.full((2, 3), np.nan, "float32"))
+    _, _, plain, product = batch_norm_gradients(grad, x, None, centre, weight, bias, inverse, 0, True, into)
+    np.testing.assert_array_equal(into, [(product * inverse).astype("float32"), plain.astype("float32")])

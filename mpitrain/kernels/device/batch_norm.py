@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.runtime import Grid
-from mpitrain.kernels.batch_norm import RELU, _check
+from mpitrain.kernels.batch_norm import NOWHERE, RELU, Into, _check, fill
 from mpitrain.kernels.device import device
 from mpitrain.kernels.device.code import Source, computed, contiguous
 from mpitrain.kernels.library import misfit
@@ -19,7 +19,7 @@ SIZES = "in ic il is i i i"
 _moments = SOURCE.function("moments", f"X:ncl S!:2sc {SIZES}")
 _normalise = SOURCE.function("normalise", f"X:ncl S?:c S?:c X?:ncl S:2sc X?!:ncl S!:c S!:c S?!:c d {SIZES} i")
 _sums = SOURCE.function("sums", f"X:ncl X:ncl X?:ncl S:c S?:c S?:c S?:c X?!:ncl S!:2sc {SIZES} i")
-_gradients = SOURCE.function("gradients", f"X:ncl X:ncl S:c S?:c S?:c S?:c S:2sc X?!:ncl S!:c S!:c {SIZES} i")
+_gradients = SOURCE.function("gradients", f"X:ncl X:ncl S:c S?:c S?:c S?:c S:2sc X?!:ncl S!:c S!:c S?!:c S?!:c {SIZES} i")
 _combine = SOURCE.function("combine", f"X?:ncl X:ncl S:c S?:c S:c S:c X!:ncl {SIZES}")
 SMALL = 8                                         # numbers of a plane below which threads beside each other have channels apart
 BLOCKS = 1024                                     # that a GPU of 132 multiprocessors is filled with, several times over
@@ -110,13 +110,15 @@ def channel_sums(grad: Array, x: Array, centre: Array) -> tuple[Array, Array]:
     xp, parts, partial = _parts_of(x, plan)
     plain, product = xp.empty((2, x.shape[1]), partial.dtype)
     _sums(plan.grid(parts), THREADS, grad, x, None, centre, None, None, None, None, partial, *plan.sizes(parts), 0)
-    _gradients(plan.grid(1), THREADS, grad, x, centre, None, None, None, partial, None, plain, product, *plan.sizes(parts), 0)
+    _gradients(plan.grid(1), THREADS, grad, x, centre, None, None, None, partial, None, plain, product, None, None,
+               *plan.sizes(parts), 0)
     return plain, product
 
 
 @device("batch_norm_gradients")
 def batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array, weight: Array | None, bias: Array | None,
-                         inverse: Array, activation: int, wanted: bool) -> tuple[Array | None, Array, Array, Array]:
+                         inverse: Array, activation: int, wanted: bool,
+                         into: Into = NOWHERE) -> tuple[Array | None, Array, Array, Array]:
     _check("batch_norm_gradients", activation, y)
     grad, x, y = contiguous(grad), contiguous(x), contiguous(y) if activation == RELU else None
     centre, weight, bias, inverse = (_by_channel(values, x) for values in (centre, weight, bias, inverse))
@@ -127,8 +129,11 @@ def batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array, 
     _sums(plan.grid(parts), THREADS, grad, x, y, centre, weight, bias, inverse, before, partial, *plan.sizes(parts), activation)
     if before is not None:
         grad, activation = before, 0
+    direct = [out if out is not None and out.dtype == plain.dtype and out.flags.c_contiguous else None for out in into]
     _gradients(plan.whole if wanted else plan.grid(1), THREADS, grad, x, centre, weight, bias, inverse, partial, result, plain,
-               product, *plan.sizes(parts), activation)
+               product, *direct, *plan.sizes(parts), activation)
+    if any(out is not made for out, made in zip(into, direct)):
+        fill(into, plain, product, inverse)
     return result, grad, plain, product
 
 

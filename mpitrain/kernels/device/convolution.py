@@ -1,11 +1,14 @@
 """Convolutions on a device; see kernels/convolution.py and native/device/convolution.cu.
 
+NVIDIA's cuDNN computes them where it and its frontend are installed (`backend.cudnn_convolution`), and our kernels anywhere, and
+in float64. What is installed and the shapes decide, so that all ranks compute alike.
 Gradients of kernels are in the format that x is computed in: float32 where x has 16 bits.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
+from importlib.util import find_spec
 from typing import Any
 
 from mpitrain.backend.namespace import Array, array_module
@@ -45,6 +48,26 @@ def _geometry(x: Shape, weight: Shape, bias: Shape | None, y: Shape, window: Win
     return *x, *numbers, *y[2:], outputs, groups
 
 
+@cache
+def _installed(module: str) -> Any:
+    if module != "cupy" or find_spec("cudnn") is None:
+        return None
+    from mpitrain.backend.cudnn_convolution import convolutions
+    return convolutions()
+
+
+def _library(x: Array) -> Any:
+    """cuDNN's convolutions where they serve x, else None."""
+    found = _installed(array_module(x).__name__)
+    return found if found is not None and found.takes(x.dtype) and len(x) else None
+
+
+def _biased(made: Any, bias: Array | None) -> Any:
+    if bias is not None:
+        made += bias[:, None, None]
+    return made
+
+
 def _shape(bias: Array | None) -> Shape | None:
     return None if bias is None else bias.shape
 
@@ -67,8 +90,11 @@ def _tiled(run: dict[int, DeviceFunction], rows: int, columns: int, groups: int)
 def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
     if 0 in weight.shape or 0 in x.shape[1:]:
         return _convolve(x, weight, bias, window, groups)
-    y = array_module(x).empty((len(x), len(weight), *window.outputs(*x.shape[2:])), x.dtype)
-    sizes = _geometry(x.shape, weight.shape, _shape(bias), y.shape, window, groups, 0)
+    shape = (len(x), len(weight), *window.outputs(*x.shape[2:]))
+    sizes, library = _geometry(x.shape, weight.shape, _shape(bias), shape, window, groups, 0), _library(x)
+    if library is not None and (made := library.convolve(x, weight, shape, window)) is not None:
+        return _biased(made, bias)
+    y = array_module(x).empty(shape, x.dtype)
     given = contiguous(x), contiguous(weight), contiguous(bias), y
     if _is_depthwise(x.shape[1], len(weight), groups):
         _depthwise(over(y.size), THREADS, *given, *sizes)
@@ -82,8 +108,11 @@ def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups
 def convolve_adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
     if 0 in weight.shape or 0 in y.shape[1:] or 0 in size:
         return _adjoint(y, weight, bias, window, groups, size)
-    x = array_module(y).empty((len(y), weight.shape[1] * groups, *size), y.dtype)
-    sizes = _geometry(x.shape, weight.shape, _shape(bias), y.shape, window, groups, 1)
+    shape = (len(y), weight.shape[1] * groups, *size)
+    sizes, library = _geometry(shape, weight.shape, _shape(bias), y.shape, window, groups, 1), _library(y)
+    if library is not None and (made := library.adjoint(y, weight, shape, window)) is not None:
+        return _biased(made, bias)
+    x = array_module(y).empty(shape, y.dtype)
     given, (sh, sw) = (contiguous(y), contiguous(weight), contiguous(bias), x), window.stride
     if _is_depthwise(x.shape[1], len(weight), groups):
         _depthwise_adjoint(over(x.size), THREADS, *given, *sizes)
@@ -101,9 +130,13 @@ def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array 
     if 0 in x.shape or 0 in y.shape:
         weight, bias = _kernel_gradient(x, y, window, groups, out, bias_of)
         return weight, None if bias is None else bias.astype(weight.dtype, copy=False)
-    x, y, xp = contiguous(x), contiguous(y), array_module(x)
-    shape = (y.shape[1], x.shape[1] // groups, *window.kernel)
-    sizes = _geometry(x.shape, shape, None, y.shape, window, groups, 0)
+    shape, xp = (y.shape[1], x.shape[1] // groups, *window.kernel), array_module(x)
+    sizes, library = _geometry(x.shape, shape, None, y.shape, window, groups, 0), _library(x)
+    if library is not None and (made := library.gradient(x, y, shape, window)) is not None:
+        if out is not None:
+            out[...] = made
+        return made if out is None else out, _channel_sums(contiguous(x if bias_of == "x" else y)) if bias_of else None
+    x, y = contiguous(x), contiguous(y)
     if out is None:
         out = xp.empty(shape, computed(x.dtype))
     run, grid, parts = _gradient_plan(x.shape, y.shape, window, groups)
