@@ -10,6 +10,11 @@
 #pragma once
 #include "philox.h"
 
+#ifdef ONE_BLOCK                                             /* of a multiprocessor: a compiler that wants room for three spills */
+#undef KERNEL
+#define KERNEL(NAME, THREADS, PARAMETERS) extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME PARAMETERS
+#endif
+
 enum { THREADS = 256 };
 template <class S> struct Tile { enum { EACH = 4, SIDE = 64, LINE = 68, DEEP = 32, STEP = 16 }; };
 template <> struct Tile<double> { enum { EACH = 2, SIDE = 32, LINE = 34, DEEP = 16, STEP = 8 }; };
@@ -55,7 +60,7 @@ __device__ __forceinline__ void add_scores(Rows<const T> a, int64 a_rows, Rows<c
             right[column * LINE + row] = inside && row < b_rows ? of(b.first[row * b.step + from + column]) : (S)0;
         }
         __syncthreads();
-#pragma unroll 8
+#pragma unroll (sizeof(S) == 8 ? 4 : 8)
         for (int d = 0; d < DEEP; ++d) {
             const Pack<S, EACH> p = *(const Pack<S, EACH> *)(left + d * LINE + y * EACH);
             const Pack<S, EACH> q = *(const Pack<S, EACH> *)(right + d * LINE + x * EACH);
