@@ -1,12 +1,12 @@
 """Attention by NVIDIA's cuDNN: graphs of its frontend (nvidia-cudnn-frontend), where it and the library are installed.
 
-This has never run on a GPU. Without one were tested: that the frontend takes these graphs, with our shapes and strides and memory of
-the kinds it infers, and, by a stand-in that computes what a graph says, operands, keys, results and the way of what is kept. Not
-tested: which plans cuDNN has for them (where it has none, kernels of ours run), and whether what it keeps of a query whose scores
-are all -inf is -inf, as is taken here.
+This has never run on a GPU. Without one were tested: that the frontend takes these graphs, with our shapes and strides, and, by a
+stand-in that computes what a graph says, operands, keys, results and the way of what is kept. Not tested: which plans cuDNN has
+for them (where it has none, kernels of ours run), and whether what it keeps of a query whose scores are all -inf is -inf, as is
+taken here.
 
-Queries, keys and values go as they lie. cuDNN keeps one number of a query, the logarithm of its sum of exps. As (tops, inverses) that
-is (logarithm, 1), from which the weights, and the join of two results, come by the formulas of `kernels.flash_attention`.
+Queries, keys and values go as they lie. cuDNN keeps one number of a query, the logarithm of its sum of exps. As (tops, inverses)
+that is (logarithm, 1), from which the weights, and the join of two results, come by the formulas of `kernels.flash_attention`.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Attention:
 
     def backward(self, arrays: tuple[Array, ...], tops: Array, inverses: Array, scale: float, causal: bool,
                  grads: tuple[Array | None, ...]) -> bool:
-        """Fills `grads`, those of q, k and v where they are not None, from q, k, v, out and grad; False where cuDNN has no plan."""
+        """Fills `grads`, those of q, k and v where not None, from q, k, v, out and grad; False where cuDNN has no plan."""
         xp = array_module(arrays[0])
         written = tuple(xp.empty(x.shape, x.dtype) if to is None else to for x, to in zip(arrays, grads))
         return self._run((*arrays, *written), logarithms_of(tops, inverses), scale, causal)

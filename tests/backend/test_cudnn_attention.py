@@ -1,4 +1,4 @@
-"""cuDNN's attention without a GPU: what the frontend takes, and by a stand-in that computes what graphs say, the adapter's way."""
+"""cuDNN's attention without a GPU: what the frontend takes, and, by a stand-in that computes what graphs say, our way."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Attention on a device; see kernels/flash_attention.py, and native/device/attention.h for the tiles.
 
-Queries, keys and values are taken as they lie, wherever their rows are. Numbers of 16 bits are summed, and tops and inverses kept,
-in float32.
+Queries, keys and values are taken as they lie, wherever their rows are. Numbers of 16 bits are summed in float32, and tops and
+inverses kept so.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _tensor_key_gradients = _for_widths("attention_tensor", "tensor_key_gradients",
 
 
 def _library(dropping: Dropping | None, *arrays: Array | None) -> Attention | None:
-    """cuDNN, where it is installed and takes such arrays: a rule on their formats, shapes and strides. It cannot drop what we do."""
+    """cuDNN, where it is installed and takes such arrays: a rule on formats, shapes and strides. It cannot drop what we do."""
     given = [x for x in arrays if x is not None]
     found = attention_of(array_module(given[0]).__name__) if dropping is None else None
     return found if found is not None and found.takes(*given) else None
