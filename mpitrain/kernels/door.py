@@ -39,11 +39,10 @@ def slots_of(signature: str) -> tuple[Slot, ...]:
     says that None may stand there, ``!`` that it is written to, and ``:mn`` that it has m n numbers or more (of M: bytes), where
     n may be written as a number; ``/8`` divides what stands before it, rounded up; ``+`` joins terms. Where no size is written,
     the body of the kernel must know it. ``~:bmn``, on a device alone: the array has the shape (b, m, n), its rows are without
-    gaps and lie anywhere, and the kernel takes its address and then how many numbers lie between neighbours in each dim but the
-    last.
+    gaps and lie anywhere, and the kernel takes its address, then how many numbers lie between neighbours in each other dim.
     """
-    word_of = re.compile(r"d|i([a-zA-Z])?|([XSFDHIULBM])(\??)(!?)(~?)(?::([a-zA-Z0-9/+]+))?")
-    found = [word_of.fullmatch(word) for word in signature.split()]
+    form = re.compile(r"d|i([a-zA-Z])?|([XSFDHIULBM])(\??)(!?)(~?)(?::([a-zA-Z0-9/+]+))?")
+    found = [form.fullmatch(word) for word in signature.split()]
     assert all(found), f"a signature says {signature!r}"
     words = [match for match in found if match is not None]
     integers = [match[1] for match in words if match[0] != "d"]

@@ -1,9 +1,9 @@
-/* Of attention, what is done once for each query: sums of products of two rows, and the join of two results. A warp has a query. */
+/* What attention does once for each query: sums of products of two rows, and the join of two results. A warp has a query. */
 #include "attention.h"
 
 template <class T>
-__device__ __forceinline__ void row_dots(VIEW(const T, x), VIEW(const T, y), Sum<T> *dots, int64 batches, int64 heads, int64 queries,
-                                         int64 values) {
+__device__ __forceinline__ void row_dots(VIEW(const T, x), VIEW(const T, y), Sum<T> *dots, int64 batches, int64 heads,
+                                         int64 queries, int64 values) {
     const int64 i = blockIdx.x * (int64)(THREADS / 32) + threadIdx.x / 32, b = i / queries / heads, h = i / queries % heads;
     if (i >= batches * heads * queries) return;
     const Rows<const T> left = ROWS(x), right = ROWS(y);
@@ -15,7 +15,7 @@ __device__ __forceinline__ void row_dots(VIEW(const T, x), VIEW(const T, y), Sum
 }
 #define ROW_DOTS(T) (VIEW(const T, x), VIEW(const T, y), Sum<T> *__restrict__ dots, int64 batches, int64 heads, int64 queries, \
     int64 values)
-VERSIONS(row_dots, THREADS, ROW_DOTS, (x, x_batch, x_head, x_row, y, y_batch, y_head, y_row, dots, batches, heads, queries, values))
+VERSIONS(row_dots, THREADS, ROW_DOTS, (ON(x), ON(y), dots, batches, heads, queries, values))
 
 /* The sum of a query's exps above `top`, from its sum above a largest score of its own; 0 where it met no key. */
 template <class S> __device__ __forceinline__ S share(S inverse, S largest, S top) {
@@ -46,5 +46,4 @@ __device__ __forceinline__ void join(VIEW(T, out), VIEW(const T, other), Sum<T> 
 #define JOIN(T) (VIEW(T, out), VIEW(const T, other), Sum<T> *__restrict__ tops, Sum<T> *__restrict__ inverses, \
     const Sum<T> *__restrict__ other_tops, const Sum<T> *__restrict__ other_inverses, int64 batches, int64 heads, int64 queries, \
     int64 values)
-VERSIONS(join, THREADS, JOIN, (out, out_batch, out_head, out_row, other, other_batch, other_head, other_row, tops, inverses, other_tops,
-                               other_inverses, batches, heads, queries, values))
+VERSIONS(join, THREADS, JOIN, (ON(out), ON(other), tops, inverses, other_tops, other_inverses, batches, heads, queries, values))

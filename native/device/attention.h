@@ -1,14 +1,19 @@
 /* Attention by tiles of SIDE queries and SIDE keys, on a block of 256 threads: products of tiles, with sums in registers.
 
-   Thread (y, x) of 16 x 16 has EACH x EACH numbers of a tile of scores, rows EACH y + i and columns EACH x + j, and of the SIDE rows
-   of a result, WIDTH numbers each, rows EACH y + i and columns PACK (16 g + x) + c. What is multiplied lies in shared memory, turned
-   so that a thread's EACH rows are neighbours:
+   Thread (y, x) of 16 x 16 has EACH x EACH numbers of a tile of scores, rows EACH y + i and columns EACH x + j, and of the SIDE
+   rows of a result, WIDTH numbers each, rows EACH y + i and columns PACK (16 g + x) + c. What is multiplied lies in shared memory,
+   turned so that a thread's EACH rows are neighbours:
 
        DEEP numbers of SIDE rows each, of both factors of the scores        room[d * LINE + row]
        weights, by what a product sums over                                 weights[column * LINE + row]
        STEP rows of the other factor of that product                        room[row * WIDTH + column]      */
 #pragma once
 #include "philox.h"
+
+#ifdef ONE_BLOCK                                  /* on a multiprocessor, at least: a compiler that wants room for more spills */
+#undef KERNEL
+#define KERNEL(NAME, THREADS, PARAMETERS) extern "C" __global__ void __launch_bounds__(THREADS, 1) NAME PARAMETERS
+#endif
 
 enum { THREADS = 256 };
 template <class S> struct Tile { enum { EACH = 4, SIDE = 64, LINE = 68, DEEP = 32, STEP = 16 }; };
@@ -29,9 +34,10 @@ template <class T> __device__ __forceinline__ Rows<T> rows_at(T *x, int64 batch,
     return {x + b * batch + h * head, step};
 }
 
-/* A parameter that is given by strides (B, H, rows, width), and the rows of head h of sample b in it. */
+/* A parameter that is given by strides (B, H, rows, width), the rows of head h of sample b in it, and what passes it on. */
 #define VIEW(T, x) T *__restrict__ x, int64 x##_batch, int64 x##_head, int64 x##_row
 #define ROWS(x) rows_at(x, x##_batch, x##_head, x##_row, b, h)
+#define ON(x) x, x##_batch, x##_head, x##_row
 
 __device__ __forceinline__ float fused(float a, float b, float c) { return fmaf(a, b, c); }
 __device__ __forceinline__ double fused(double a, double b, double c) { return fma(a, b, c); }
@@ -55,7 +61,7 @@ __device__ __forceinline__ void add_scores(Rows<const T> a, int64 a_rows, Rows<c
             right[column * LINE + row] = inside && row < b_rows ? of(b.first[row * b.step + from + column]) : (S)0;
         }
         __syncthreads();
-#pragma unroll 8
+#pragma unroll (sizeof(S) == 8 ? 4 : 8)
         for (int d = 0; d < DEEP; ++d) {
             const Pack<S, EACH> p = *(const Pack<S, EACH> *)(left + d * LINE + y * EACH);
             const Pack<S, EACH> q = *(const Pack<S, EACH> *)(right + d * LINE + x * EACH);
@@ -121,7 +127,8 @@ template <class S, int WIDTH> struct Sums {
         }
     }
 
-    template <class T> __device__ __forceinline__ void write(Rows<T> to, int64 rows, int64 width, const S (&factors)[EACH]) const {
+    template <class T>
+    __device__ __forceinline__ void write(Rows<T> to, int64 rows, int64 width, const S (&factors)[EACH]) const {
         const int y = threadIdx.x / 16, x = threadIdx.x % 16;
 #pragma unroll
         for (int i = 0; i < EACH; ++i)
@@ -135,8 +142,8 @@ template <class S, int WIDTH> struct Sums {
     }
 };
 
-/* Which weights of one head of one sample are dropped: weight (query, key) by word place + query * words + key of a row in a stream,
-   where that is below `least`; others are multiplied by `scale`. Nothing is dropped where `rows` is null. */
+/* Which weights of one head of one sample are dropped: weight (query, key) by word place + query * words + key of a row in a
+   stream, where that is below `least`; others are multiplied by `scale`. Nothing is dropped where `rows` is null. */
 template <class S> struct Dropping {
     bool drops;
     uint64 key, row, place, words;
@@ -157,9 +164,9 @@ template <class S> struct Dropping {
         }
     }
 };
-template <class S> __device__ __forceinline__ Dropping<S> dropping_of(const uint64 *rows, const uint64 *firsts, int64 key, int64 first,
-                                                                      int64 head_words, int64 words, int64 least, double scale,
-                                                                      int64 b, int64 h) {
+template <class S>
+__device__ __forceinline__ Dropping<S> dropping_of(const uint64 *rows, const uint64 *firsts, int64 key, int64 first, int64 head_words,
+                                                   int64 words, int64 least, double scale, int64 b, int64 h) {
     if (!rows) return {false, 0, 0, 0, 0, 0, (S)1};
     return {true, (uint64)key, rows[b], (uint64)first + (firsts ? firsts[b] : 0) + (uint64)(h * head_words), (uint64)words, least,
             (S)scale};

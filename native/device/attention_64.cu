@@ -1,2 +1,3 @@
+#define ONE_BLOCK
 #include "attention_forward.h"
 WIDE(64)

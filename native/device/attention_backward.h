@@ -1,14 +1,15 @@
 /* Flash attention backward: the weights are computed again from each query's largest score and inverse sum of exps, tile by tile.
 
-   Two kernels, so that each sum has one thread and one order: a block has a tile of queries and goes over the keys for dq, or has a
-   tile of keys and goes over the queries for dk and dv. Before them, row_dots (attention.cu) makes the sums of grad * out of each query: the means of
-   the weights' gradients. */
+   Two kernels, so that each sum has one thread and one order: a block has a tile of queries and goes over the keys for dq, or has
+   a tile of keys and goes over the queries for dk and dv. Before them, row_dots (attention.cu) makes the sums of grad * out of each
+   query: the means of the weights' gradients. */
 #pragma once
 #include "attention.h"
 
 /* What backward knows of one query: its largest score, the inverse of its sum of exps, and the mean of its weights' gradients. */
 template <class S> struct Known { S top, inverse, mean; };
-template <class S> __device__ __forceinline__ Known<S> known_of(const S *tops, const S *inverses, const S *means, int64 i, bool there) {
+template <class S>
+__device__ __forceinline__ Known<S> known_of(const S *tops, const S *inverses, const S *means, int64 i, bool there) {
     return {there ? tops[i] : (S)0, there ? inverses[i] : (S)0, there ? means[i] : (S)0};
 }
 
@@ -38,7 +39,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void query_gradients QU
     const int y = threadIdx.x / 16 * EACH, x = threadIdx.x % 16 * EACH;
     const Rows<const T> of_q = ROWS(q), of_k = ROWS(k), of_v = ROWS(v), of_grad = ROWS(grad);
     const Rows<T> result = ROWS(dq);
-    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least, kept_scale, b, h);
+    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least, kept_scale, b,
+                                                h);
     Known<S> known[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) known[i] = known_of(tops, inverses, means, head * queries + first + y + i, y + i < there);
@@ -50,8 +52,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void query_gradients QU
         const int64 count = min((int64)SIDE, keys - key);
         const Rows<const T> k_here = {of_k.first + key * of_k.step, of_k.step};
         add_scores<T>({of_q.first + first * of_q.step, of_q.step}, there, k_here, count, width, room, s);
-        add_scores<T>({of_grad.first + first * of_grad.step, of_grad.step}, there, {of_v.first + key * of_v.step, of_v.step}, count,
-                      values, room, slopes);
+        add_scores<T>({of_grad.first + first * of_grad.step, of_grad.step}, there, {of_v.first + key * of_v.step, of_v.step},
+                      count, values, room, slopes);
 #pragma unroll
         for (int i = 0; i < EACH; ++i) {
             S factors[EACH];
@@ -81,7 +83,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void key_gradients KEYS
     const int64 first = blockIdx.x % tiles * SIDE, there = keys - first;
     const int y = threadIdx.x / 16 * EACH, x = threadIdx.x % 16 * EACH;
     const Rows<const T> of_q = ROWS(q), of_k = ROWS(k), of_v = ROWS(v), of_grad = ROWS(grad);
-    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least, kept_scale, b, h);
+    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least, kept_scale, b,
+                                                h);
     Sums<S, WIDTH> k_sums, v_sums;
     k_sums.clear();
     v_sums.clear();
@@ -123,13 +126,14 @@ template <class T, int WIDTH> __device__ __forceinline__ void key_gradients KEYS
     if (dv) v_sums.template write<T>({to_v.first + first * to_v.step, to_v.step}, there, values, ones);
 }
 
-#define GIVEN(...) (q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, grad, grad_batch, grad_head, \
-    grad_row, __VA_ARGS__, tops, inverses, means, rows, firsts, batches, heads, queries, keys, width, values, causal, stream, \
+#define GIVEN(...) (ON(q), ON(k), ON(v), ON(grad), __VA_ARGS__, tops, inverses, means, rows, firsts, batches, heads, queries, keys, width, values, causal, stream, \
     first_word, head_words, query_words, least, scale, kept_scale)
-#define OF_QUERIES GIVEN(dq, dq_batch, dq_head, dq_row)
-#define OF_KEYS GIVEN(dk, dk_batch, dk_head, dk_row, dv, dv_batch, dv_head, dv_row)
+#define OF_QUERIES GIVEN(ON(dq))
+#define OF_KEYS GIVEN(ON(dk), ON(dv))
 #define WIDE(WIDTH) \
-    template <class T> __device__ __forceinline__ void query_gradients_##WIDTH QUERIES(T) { query_gradients<T, WIDTH> OF_QUERIES; } \
-    template <class T> __device__ __forceinline__ void key_gradients_##WIDTH KEYS(T) { key_gradients<T, WIDTH> OF_KEYS; } \
+    template <class T> \
+    __device__ __forceinline__ void query_gradients_##WIDTH QUERIES(T) { query_gradients<T, WIDTH> OF_QUERIES; } \
+    template <class T> \
+    __device__ __forceinline__ void key_gradients_##WIDTH KEYS(T) { key_gradients<T, WIDTH> OF_KEYS; } \
     VERSIONS(query_gradients_##WIDTH, THREADS, QUERIES, OF_QUERIES) \
     VERSIONS(key_gradients_##WIDTH, THREADS, KEYS, OF_KEYS)

@@ -1,9 +1,9 @@
-/* Flash attention forward: softmax(scale q k') v; see kernels/flash_attention.py. Each width has a source of its own, so that only
-   what a run uses is compiled.
+/* Flash attention forward: softmax(scale q k') v; see kernels/flash_attention.py. Each width has a source of its own, so that
+   only what a run uses is compiled.
 
-   A block has one tile of queries of one head, meets the keys a tile at a time, and corrects the softmax so far where a larger score
-   turns up (Dao et al., 2022; Milakov and Gimelshein, 2018). Each sum has one order: results have the same bits each time. A hidden
-   key's weight is zero exactly, but is multiplied: this holds where values are finite. */
+   A block has one tile of queries of one head, meets the keys a tile at a time, and corrects the softmax so far where a larger
+   score turns up (Dao et al., 2022; Milakov and Gimelshein, 2018). Each sum has one order: results have the same bits each time. A
+   hidden key's weight is zero exactly, but is multiplied: this holds where values are finite. */
 #pragma once
 #include "attention.h"
 
@@ -73,9 +73,9 @@ __device__ __forceinline__ void attend(Rows<const T> q, Rows<const T> k, Rows<co
 }
 
 #define FORWARD(T) (VIEW(const T, q), VIEW(const T, k), VIEW(const T, v), VIEW(T, out), Sum<T> *__restrict__ tops, \
-    Sum<T> *__restrict__ inverses, const uint64 *__restrict__ rows, const uint64 *__restrict__ firsts, int64 batches, int64 heads, \
-    int64 queries, int64 keys, int64 width, int64 values, int64 causal, int64 stream, int64 first_word, int64 head_words, \
-    int64 query_words, int64 least, double scale, double kept_scale)
+    Sum<T> *__restrict__ inverses, const uint64 *__restrict__ rows, const uint64 *__restrict__ firsts, int64 batches, \
+    int64 heads, int64 queries, int64 keys, int64 width, int64 values, int64 causal, int64 stream, int64 first_word, \
+    int64 head_words, int64 query_words, int64 least, double scale, double kept_scale)
 
 template <class T, int WIDTH> __device__ __forceinline__ void forward FORWARD(T) {
     typedef Sum<T> S;
@@ -84,15 +84,15 @@ template <class T, int WIDTH> __device__ __forceinline__ void forward FORWARD(T)
     const int64 first = (tiles - 1 - blockIdx.x % tiles) * SIDE, row = head * queries + first;  // those that see most keys first
     const Rows<const T> of_q = ROWS(q);
     const Rows<T> of_out = ROWS(out);
-    attend<T, WIDTH>({of_q.first + first * of_q.step, of_q.step}, ROWS(k), ROWS(v), {of_out.first + first * of_out.step, of_out.step},
-                     tops + row, inverses + row, dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least,
-                                                                kept_scale, b, h), first, queries, keys, width, values, causal != 0,
-                     (S)scale);
+    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least, kept_scale, b,
+                                                h);
+    attend<T, WIDTH>({of_q.first + first * of_q.step, of_q.step}, ROWS(k), ROWS(v),
+                     {of_out.first + first * of_out.step, of_out.step}, tops + row, inverses + row, dropping, first, queries, keys,
+                     width, values, causal != 0, (S)scale);
 }
 
-#define ARGUMENTS (q, q_batch, q_head, q_row, k, k_batch, k_head, k_row, v, v_batch, v_head, v_row, out, out_batch, out_head, out_row, \
-    tops, inverses, rows, firsts, batches, heads, queries, keys, width, values, causal, stream, first_word, head_words, query_words, \
-    least, scale, kept_scale)
+#define ARGUMENTS (ON(q), ON(k), ON(v), ON(out), tops, inverses, rows, firsts, batches, heads, queries, keys, width, values, \
+    causal, stream, first_word, head_words, query_words, least, scale, kept_scale)
 #define WIDE(WIDTH) \
     template <class T> __device__ __forceinline__ void attend_##WIDTH FORWARD(T) { forward<T, WIDTH> ARGUMENTS; } \
     VERSIONS(attend_##WIDTH, THREADS, FORWARD, ARGUMENTS)

@@ -1,2 +1,3 @@
+#define ONE_BLOCK
 #include "attention_backward.h"
 WIDE(32)

@@ -1,8 +1,8 @@
-/* Flash attention of 16-bit numbers on tensor cores, forward and backward, without dropping; sums, weights before they are rounded, and
-   what is kept are float32. As attention_forward.h and attention_backward.h, with other tiles:
+/* Flash attention of 16-bit numbers on tensor cores, forward and backward, without dropping; sums, weights before they are
+   rounded, and what is kept are float32. As attention_forward.h and attention_backward.h, with other tiles:
 
-   A block has 64 rows (queries; keys, for their gradients), of which each of its 4 warps has 16, and goes over the other side COUNT
-   rows at a time. Tiles of WIDTH numbers lie in shared memory, their rows LINE numbers apart. In forward, values of a tile arrive
+   A block has 64 rows (queries; keys, for their gradients), of which each of its 4 warps has 16, and goes over the other side
+   COUNT rows at a time. Tiles of WIDTH numbers lie in shared memory, their rows LINE numbers apart. In forward, values of a tile arrive
    while its scores are made, and the next keys while the values are used. */
 #pragma once
 #include "attention.h"
@@ -76,9 +76,10 @@ template <int N> __device__ __forceinline__ void clear(float (&sums)[N][4]) {
 }
 
 /* s = a b': a has the warp's 16 rows, b the 8 N rows of a tile. */
-template <int WIDTH, int N, class T, class A> __device__ __forceinline__ void scores(A a, const T *b, float (&s)[N][4]) {
+template <int WIDTH, int AT_ONCE, int N, class T, class A>
+__device__ __forceinline__ void scores(A a, const T *b, float (&s)[N][4]) {
     clear(s);
-#pragma unroll
+#pragma unroll AT_ONCE
     for (int d = 0; d < Shape<WIDTH>::STEPS; ++d) {
         const Left left = a(d);
 #pragma unroll
@@ -148,7 +149,7 @@ template <class T, int WIDTH> __device__ __forceinline__ void tensor_attend ATTE
         commit();
         wait<1>();
         float s[N][4];
-        scores<WIDTH>([&](int d) { return own[d]; }, k_tile, s);
+        scores<WIDTH, STEPS>([&](int d) { return own[d]; }, k_tile, s);
         __syncthreads();
         if (key + SIDE < end) fetch<WIDTH, SIDE>(k_tile, from_row(of_k, key + SIDE), keys - key - SIDE, width);
         commit();
@@ -198,7 +199,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void tensor_attend ATTE
 
 #define KNOWN const float *__restrict__ tops, const float *__restrict__ inverses, const float *__restrict__ means
 #define OF_QUERIES(T) (VIEW(const T, q), VIEW(const T, k), VIEW(const T, v), VIEW(const T, grad), VIEW(T, dq), KNOWN, SIZES)
-#define OF_KEYS(T) (VIEW(const T, q), VIEW(const T, k), VIEW(const T, v), VIEW(const T, grad), VIEW(T, dk), VIEW(T, dv), KNOWN, SIZES)
+#define OF_KEYS(T) (VIEW(const T, q), VIEW(const T, k), VIEW(const T, v), VIEW(const T, grad), VIEW(T, dk), VIEW(T, dv), KNOWN, \
+    SIZES)
 
 /* A score becomes the weight, and the gradient of the weight that of the unscaled score. */
 __device__ __forceinline__ void weigh(float factor, float scale, float top, float inverse, float mean, bool hidden, float &s,
@@ -242,8 +244,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void tensor_query_gradi
         commit();
         wait<0>();
         float s[N][4], slopes[N][4];
-        scores<WIDTH>([&](int d) { return own[d]; }, k_tile, s);
-        scores<WIDTH>([&](int d) { return own_grad[d]; }, v_tile, slopes);
+        scores<WIDTH, STEPS>([&](int d) { return own[d]; }, k_tile, s);
+        scores<WIDTH, STEPS>([&](int d) { return own_grad[d]; }, v_tile, slopes);
 #pragma unroll
         for (int n = 0; n < N; ++n)
 #pragma unroll
@@ -277,8 +279,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void tensor_key_gradien
         commit();
         wait<0>();
         float s[N][4], slopes[N][4];
-        scores<WIDTH>([&](int d) { return left_of<LINE>(k_tile, warp, 16 * d); }, q_tile, s);
-        scores<WIDTH>([&](int d) { return left_of<LINE>(v_tile, warp, 16 * d); }, grad_tile, slopes);
+        scores<WIDTH, 2>([&](int d) { return left_of<LINE>(k_tile, warp, 16 * d); }, q_tile, s);
+        scores<WIDTH, 2>([&](int d) { return left_of<LINE>(v_tile, warp, 16 * d); }, grad_tile, slopes);
 #pragma unroll
         for (int n = 0; n < N; ++n)
 #pragma unroll
@@ -301,7 +303,6 @@ template <class T, int WIDTH> __device__ __forceinline__ void tensor_key_gradien
     if (dv) write(Rows<T>{to_v.first + first * to_v.step, to_v.step}, keys - first, values, v_sums, 1, 1);
 }
 
-#define ON(x) x, x##_batch, x##_head, x##_row
 #define GIVEN_SIZES batches, heads, queries, keys, width, values, causal, scale
 #define TO_ATTEND (ON(q), ON(k), ON(v), ON(out), tops, inverses, GIVEN_SIZES)
 #define TO_QUERIES (ON(q), ON(k), ON(v), ON(grad), ON(dq), tops, inverses, means, GIVEN_SIZES)

@@ -1,13 +1,14 @@
 """Attention on a device; see kernels/flash_attention.py, and native/device/attention.h for the tiles.
 
-Queries, keys and values are taken as they lie, wherever their rows are. Numbers of 16 bits are summed, and tops and inverses
-kept, in float32.
+Queries, keys and values are taken as they lie, wherever their rows are. Numbers of 16 bits are summed in float32, and tops and
+inverses kept so.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from mpitrain.backend.cudnn_attention import Attention, attention_of
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.device import device
@@ -37,6 +38,13 @@ _tensor_query_gradients = _for_widths("attention_tensor", "tensor_query_gradient
                                       f"{_GIVEN} X!~:bhqw S:bhq S:bhq S:bhq {_TENSOR}", TENSOR_WIDTHS)
 _tensor_key_gradients = _for_widths("attention_tensor", "tensor_key_gradients",
                                     f"{_GIVEN} X?!~:bhkw X?!~:bhkv S:bhq S:bhq S:bhq {_TENSOR}", TENSOR_WIDTHS)
+
+
+def _library(dropping: Dropping | None, *arrays: Array | None) -> Attention | None:
+    """cuDNN, where it is installed and takes such arrays: a rule on formats, shapes and strides. It cannot drop what we do."""
+    given = [x for x in arrays if x is not None]
+    found = attention_of(array_module(given[0]).__name__) if dropping is None else None
+    return found if found is not None and found.takes(*given) else None
 
 
 def _on_tensor_cores(q: Array, v: Array, dropping: Dropping | None) -> bool:
@@ -81,6 +89,10 @@ def _rows_of_grid(x: Array) -> tuple[int]:
 def flash_attention(q: Array, k: Array, v: Array, out: Array, scale: float, causal: bool, dropping: Dropping | None = None
                     ) -> tuple[Array, Array]:
     q, k, v = along_rows(q), along_rows(k), along_rows(v)
+    library = _library(dropping, q, k, v, out)
+    known = None if library is None else library.forward(q, k, v, out, scale, causal)
+    if known is not None:
+        return known
     tops, inverses = (array_module(q).empty(q.shape[:3], computed(q.dtype)) for _ in range(2))
     arrays, sizes, heads = (q, k, v, out, tops, inverses), _sizes(q, k, v, causal), q.shape[0] * q.shape[1]
     if _on_tensor_cores(q, v, dropping):
@@ -99,6 +111,9 @@ def flash_attention_grad(q: Array, k: Array, v: Array, out: Array, grad: Array, 
                          dropping: Dropping | None = None) -> None:
     q, k, v, out, grad = (along_rows(x) for x in (q, k, v, out, grad))
     tops, inverses = (contiguous(x, computed(q.dtype)) for x in (tops, inverses))
+    library = _library(dropping, q, k, v, out, grad, dq, dk, dv)
+    if library is not None and library.backward((q, k, v, out, grad), tops, inverses, scale, causal, (dq, dk, dv)):
+        return
     means = array_module(q).empty(tops.shape, tops.dtype)
     _row_dots(_rows_of_grid(grad), THREADS, grad, out, means, *grad.shape)
     given, known, sizes, heads = (q, k, v, grad), (tops, inverses, means), _sizes(q, k, v, causal), q.shape[0] * q.shape[1]
