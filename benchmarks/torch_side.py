@@ -107,38 +107,39 @@ class TorchSide:
     """A training step on fixed batches used in turn; `values` are the initial parameters, PyTorch's own without them.
 
     `wrap` may put something around the model (DistributedDataParallel). `precision`: "float32"; "autocast", bfloat16 as
-    torch.autocast chooses; "medium", products in bfloat16 (torch.set_float32_matmul_precision).
+    torch.autocast chooses; "medium", products in bfloat16 (torch.set_float32_matmul_precision). On `device` "cuda" a step's loss
+    is a tensor that nobody has waited for.
     """
 
     def __init__(self, model: nn.Module, batches: Sequence[tuple[Any, Any]], values: Sequence[np.ndarray] | None = None, *,
                  lr: float, decay: float, compiled: bool = False, channels_last: bool = False, precision: str = "float32",
-                 wrap: Any = None):
+                 wrap: Any = None, device: str = "cpu"):
         torch.set_num_threads(1)
         if values is not None:
             set_parameters(model, values)
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        model = model.to(memory_format=layout)
+        model = model.to(device=device, memory_format=layout)
         self.model = model if wrap is None else wrap(model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr, weight_decay=decay, fused=True)
-        self.batches = [(to_tensor(x, layout), torch.from_numpy(np.array(y))) for x, y in batches]
+        self.batches = [(to_tensor(x, layout).to(device), torch.from_numpy(np.array(y)).to(device)) for x, y in batches]
         self.loss = torch.compile(self._loss) if compiled else self._loss
-        self.precision, self.steps = precision, 0
+        self.precision, self.steps, self.device = precision, 0, device
 
     def _loss(self, x, y):
         outputs = self.model(x)
         return F.cross_entropy(outputs.reshape(-1, outputs.shape[-1]), y.reshape(-1))
 
-    def step(self) -> float:
+    def step(self) -> Any:
         """The loss before the update."""
         x, y = self.batches[self.steps % len(self.batches)]
         self.steps += 1
         self.optimizer.zero_grad(set_to_none=True)
         with products_in_bfloat16() if self.precision == "medium" else nullcontext():
-            with torch.autocast("cpu", torch.bfloat16) if self.precision == "autocast" else nullcontext():
+            with torch.autocast(self.device, torch.bfloat16) if self.precision == "autocast" else nullcontext():
                 loss = self.loss(x, y)
             loss.backward()                                   # outside autocast, as its documentation recommends
         self.optimizer.step()
-        return float(loss.detach())
+        return float(loss.detach()) if self.device == "cpu" else loss.detach()
 
 
 @contextmanager

@@ -18,13 +18,16 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
+import device_graphs
+from device_counts import note
+
 from mpitrain.backend.cache import cache_folder, one_at_a_time
 from mpitrain.backend.runtime import Grid, Launch, device_folder
 
 FLAGS = ("-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-DON_HOST", "-w", "-fvisibility=hidden",
-         "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-U_FORTIFY_SOURCE")
+         "-fno-strict-aliasing", "-fsanitize=alignment", "-fsanitize-undefined-trap-on-error", "-U_FORTIFY_SOURCE")
 WRONG = {1: "threads of a block wait for others that never come", 2: "no GPU launches such a grid, or so much shared memory"}
-INTEGERS, DOUBLES = 24, 8
+INTEGERS, DOUBLES = 64, 8
 
 
 @cache
@@ -44,16 +47,16 @@ def library(source: str) -> ctypes.CDLL:
     with one_at_a_time(made.stem):
         if not made.exists():
             partial = made.with_suffix(f".{os.getpid()}.tmp")
-            subprocess.run([found, *FLAGS, f"-I{folder}", "-x", "c++", str(folder / f"{source}.cu"), "-o", str(partial)], check=True)
+            command = [found, *FLAGS, f"-I{folder}", "-x", "c++", str(folder / f"{source}.cu"), "-o", str(partial)]
+            subprocess.run(command, check=True)
             partial.replace(made)
     return ctypes.CDLL(str(made))
 
 
 class OnHost:
-    """Runs one kernel at a time: fibres belong to the library. Every launch is counted in `launched`, by kernel."""
+    """Runs one kernel at a time: fibres belong to the library. Launches are noted in `device_counts`."""
 
     def __init__(self) -> None:
-        self.launched: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def function(self, source: str, name: str) -> Launch | None:
@@ -72,10 +75,14 @@ class OnHost:
                     integers.append(0 if x is None else x if isinstance(x, int) else x._memory.ctypes.data)
             assert len(integers) <= INTEGERS and len(doubles) <= DOUBLES, f"{name} has more arguments than on_host.h passes"
             whole = (*grid, 1, 1)[:3]
-            with self._lock:
-                self.launched[name] = self.launched.get(name, 0) + 1
-                answer = code.run_on_host(
-                    address, (ctypes.c_uint * 3)(*whole), (ctypes.c_uint * 3)(threads, 1, 1), ctypes.c_int64(shared),
-                    (ctypes.c_int64 * INTEGERS)(*integers), (ctypes.c_double * DOUBLES)(*doubles))
-            assert not answer, f"{name}, grid {whole}, {threads} threads: {WRONG[answer]}"
+            note(name)
+            kept = [x for x in arguments if not isinstance(x, int | float)]          # their memory, while a graph has the launch
+
+            def work() -> None:
+                with self._lock:
+                    answer = code.run_on_host(
+                        address, (ctypes.c_uint * 3)(*whole), (ctypes.c_uint * 3)(threads, 1, 1), ctypes.c_int64(shared),
+                        (ctypes.c_int64 * INTEGERS)(*integers), (ctypes.c_double * DOUBLES)(*doubles))
+                assert not answer, f"{name}, grid {whole}, {threads} threads, {len(kept)} arrays: {WRONG[answer]}"
+            device_graphs.in_place(work)
         return launch

@@ -1,25 +1,39 @@
 """A stand-in for CuPy that needs no GPU: arrays that refuse host arrays and NumPy's own functions.
 
-    from fakegpu import xp, put
+    from fakegpu import counted, put, xp
     y = ops.relu(put(np.ones(3)))          # a DeviceArray; an `np.zeros` inside the op would raise TypeError
+    with counted() as counts:              # launches, syncs, bytes up and down
+        ops.relu(y)
 
 Like CuPy: `xp.asarray` is the one way in and `get()` the one way out; a full reduction gives a 0-d array, not a scalar;
-numbers may be mixed in. Kernels of native/device run on it as on a GPU, on the CPU (`device_on_host`). Unlike CuPy it computes on
-the host, so it says nothing about speed or about missing functions; and memory of `xp.empty` is NaN, or a large integer.
+numbers may be mixed in; functions and methods take what those of CuPy take (`cupy_signatures`). Kernels of native/device run on
+it as on a GPU, on the CPU (`device_on_host`). Unlike CuPy it computes on the host, so it says nothing about speed; and memory of
+`xp.empty` is NaN, or a large integer.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from types import ModuleType
+from functools import partial
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import device_graphs
+import fakecuda
 import numpy as np
 import pytest
+from cupy_signatures import FILE
+from device_counts import SYNCS, Counts, counted, launches_of, note
 from device_on_host import OnHost
 
+from mpitrain.backend import namespace
 from mpitrain.backend.namespace import MODULES
 from mpitrain.backend.runtime import RUNTIMES
+
+__all__ = ["DEVICES", "Counts", "DeviceArray", "counted", "open_device", "put", "runtime", "xp"]
+TAKEN = json.loads(FILE.read_text())
+IN_PLACE = frozenset(("copyto", "fill", "add.at", "subtract.at", "maximum.at", "minimum.at", "put"))
 
 
 class DeviceArray:
@@ -30,8 +44,18 @@ class DeviceArray:
     def __init__(self, memory: np.ndarray):
         self._memory = memory
 
-    def get(self) -> np.ndarray:
-        return self._memory.copy()
+    def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
+        note(down=self._memory.nbytes, sync="get" if blocking else None)
+        if out is None or blocking:
+            device_graphs.forbidden("get")
+        if out is None:
+            return self._memory.copy()
+        (device_graphs.in_place if blocking else fakecuda.copy_later)(partial(np.copyto, out, self._memory))
+        return out
+
+    def set(self, values: np.ndarray, stream: Any = None) -> None:
+        note(up=values.nbytes)
+        device_graphs.in_place(partial(np.copyto, self._memory, values))
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
         raise TypeError("a device array was handed to NumPy; use .get() for a copy on the host")
@@ -43,16 +67,29 @@ class DeviceArray:
         raise TypeError(f"numpy.{function.__name__} was called on a device array; use xp.{function.__name__}")
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name in ("ctypes", "data", "base"):
+        if name == "data":
+            return SimpleNamespace(ptr=self._memory.ctypes.data)
+        if name.startswith("__") or name == "ctypes":
             raise AttributeError(f"a device array has no {name}")
         found = getattr(self._memory, name)
-        return _on_device(found) if callable(found) else _wrap(found)
+        if name in ("T", "mT", "real", "imag"):
+            return _wrap(found)
+        if not callable(found):
+            return _wrap(found) if isinstance(found, np.ndarray) else found
+        if name not in TAKEN["methods"]:
+            raise AttributeError(f"CuPy's arrays have no {name}")
+        return _Function(found, name, TAKEN["methods"][name], self)
 
     def __getitem__(self, index: Any) -> Any:
-        return _wrap(self._memory[_unwrap(index)])
+        inside = _unwrap(index)
+        _note_index(inside, "getitem")
+        return _wrap(device_graphs.made(lambda: self._memory[inside], _poisoned, [self._memory]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        self._memory[_unwrap(index)] = _unwrap(value)
+        inside = _unwrap(index)
+        _note_index(inside, "setitem", writes=True)
+        values = _unwrap(value)
+        device_graphs.in_place(lambda: self._memory.__setitem__(inside, values))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))
@@ -61,26 +98,56 @@ class DeviceArray:
         return len(self._memory)
 
     def __bool__(self) -> bool:
-        return bool(self._memory)
+        return bool(self._read("bool"))
 
     def __int__(self) -> int:
-        return int(self._memory)
+        return int(self._read("int"))
 
     def __float__(self) -> float:
-        return float(self._memory)
+        return float(self._read("float"))
 
     def __index__(self) -> int:
-        return int(self._memory)
+        return int(self._read("index"))
+
+    def item(self) -> Any:
+        return self._read("item").item()
+
+    def tolist(self) -> Any:
+        return self._read("tolist").tolist()
+
+    def _read(self, how: str) -> np.ndarray:
+        device_graphs.forbidden(how)
+        note(down=self._memory.nbytes, sync=how)
+        return self._memory
 
     def __repr__(self) -> str:
         return f"device {self._memory!r}"
 
 
+def _note_index(index: Any, name: str, writes: bool = False) -> None:
+    """A slice is a view; index arrays are read by a kernel; a mask's True places are counted first, which the host waits for."""
+    parts = index if isinstance(index, tuple) else (index,)
+    arrays = [part for part in parts if isinstance(part, np.ndarray) and part.ndim]
+    if any(part.dtype == bool for part in arrays):
+        device_graphs.forbidden(f"{name} of a mask")
+        note(f"{name} of a mask", 3, sync=f"{name} of a mask")
+    elif arrays or any(isinstance(part, list) for part in parts):
+        note(f"{name} of indices")
+    elif writes:
+        note(name)
+
+
 def _operator(name: str) -> Callable[..., Any]:
     def method(self: DeviceArray, *others: Any) -> Any:
-        result = getattr(self._memory, name)(*(_unwrap(other) for other in others))
+        inside = [_unwrap(other) for other in others]
+        work = partial(getattr(self._memory, name), *inside)
         if name.startswith("__i") and name != "__invert__":
+            device_graphs.in_place(work)
+            note(name.strip("_"), launches_of(name, self._memory, [self._memory, *inside]))
             return self
+        result = device_graphs.made(work, _poisoned, [])
+        if result is not NotImplemented:
+            note(name.strip("_"), launches_of(name, result, [self._memory, *inside]))
         return result if result is NotImplemented else _wrap(result)
     return method
 
@@ -112,45 +179,83 @@ def _wrap(value: Any) -> Any:
     return value
 
 
-class _on_device:                                 # noqa: N801  (a function with methods, such as xp.add.at)
-    def __init__(self, function: Any):
-        self._function = function
+class _Function:
+    """A function, a method of `owner`, or a function with methods such as xp.add.at; called as CuPy's may be called."""
+
+    def __init__(self, function: Any, name: str, taken: Any, owner: DeviceArray | None = None):
+        self._function, self._name, self._taken, self._owner = function, name, taken, owner
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        result = self._function(*_unwrap(args), **{key: _unwrap(value) for key, value in kwargs.items()})
-        return kwargs["out"] if kwargs.get("out") is not None else _wrap(result)
+        if self._taken is not None:
+            self._check(args, kwargs)
+        inside = _unwrap(args)
+        work = partial(self._function, *inside, **{key: _unwrap(value) for key, value in kwargs.items()})
+        given = list(inside) if self._owner is None else [self._owner._memory, *inside]
+        out = kwargs.get("out")
+        if self._name in SYNCS:
+            device_graphs.forbidden(self._name)
+        if out is not None or self._name in IN_PLACE:
+            device_graphs.in_place(work)
+            note(self._name, launches_of(self._name, given[0] if out is None else out._memory, given))
+            return out
+        result = device_graphs.made(work, _poisoned, [x for x in given if isinstance(x, np.ndarray)])
+        note(self._name, launches_of(self._name, result, given))
+        return _wrap(result)
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        most, keywords = self._taken["positional"], self._taken["keywords"]
+        if most is not None and len(args) > most:
+            raise TypeError(f"CuPy's {self._name} takes {most} positional arguments, and got {len(args)}")
+        for key in kwargs:
+            if keywords is not None and key not in keywords:
+                raise TypeError(f"CuPy's {self._name} has no argument {key}; it takes {', '.join(keywords)}")
 
     def __getattr__(self, name: str) -> Any:
-        return _on_device(getattr(self._function, name))
+        methods = (self._taken or {}).get("methods")
+        if methods is not None and name in ("at", "reduce", "accumulate") and name not in methods:
+            raise NotImplementedError(f"CuPy's {self._name}.{name} is not supported yet")
+        return _Function(getattr(self._function, name), f"{self._name}.{name}", None)
 
 
 class _Module:
     __name__ = "fakegpu"
     ndarray = DeviceArray
+    cuda = fakecuda
+
+    def __init__(self, inside: Any = np, prefix: str = ""):
+        self._inside, self._prefix = inside, prefix
 
     @staticmethod
-    def asarray(value: Any, dtype: Any = None) -> DeviceArray:
+    def asarray(value: Any, dtype: Any = None, order: str | None = None) -> DeviceArray:
         if isinstance(value, DeviceArray):
             return value if dtype is None or value.dtype == dtype else value.astype(dtype)
         if isinstance(value, list | tuple):
             value = _unwrap(value)
-        return DeviceArray(np.array(value, dtype=dtype))
+        device_graphs.forbidden("to bring host memory up")
+        made = np.array(value, dtype=dtype)
+        note(up=made.nbytes)
+        return DeviceArray(made)
 
     array = asarray
 
     @staticmethod
-    def empty(shape: Any, dtype: Any = float) -> DeviceArray:
+    def empty(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
         return DeviceArray(_poisoned(np.empty(shape, dtype)))
 
     @staticmethod
-    def empty_like(like: DeviceArray, dtype: Any = None) -> DeviceArray:
-        return DeviceArray(_poisoned(np.empty_like(like._memory, dtype)))
+    def empty_like(prototype: DeviceArray, dtype: Any = None, order: str = "K", subok: Any = None,
+                   shape: Any = None) -> DeviceArray:
+        return DeviceArray(_poisoned(np.empty_like(prototype._memory, dtype, order=order, shape=shape)))
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(np, name)
+        found = getattr(self._inside, name)
         if isinstance(found, ModuleType):         # xp.fft.rfft
-            return _on_device(found)
-        return _on_device(found) if callable(found) and not isinstance(found, type) else found
+            return _Module(found, f"{name}.")
+        if not callable(found) or isinstance(found, type):
+            return found
+        if self._prefix + name not in TAKEN["functions"]:
+            raise AttributeError(f"CuPy has no {self._prefix}{name}")
+        return _Function(found, self._prefix + name, TAKEN["functions"][self._prefix + name])
 
 
 def _poisoned(memory: np.ndarray) -> np.ndarray:
@@ -167,6 +272,11 @@ put = xp.asarray
 runtime = OnHost()
 MODULES[DeviceArray] = xp
 RUNTIMES["fakegpu"] = lambda: runtime
+
+
+def instead_of_cupy() -> None:
+    """From now on `train.device = "gpu"` of this process is the stand-in."""
+    namespace._cupy = lambda: (xp, "")
 
 
 # Tests that take `device` run on the stand-in everywhere and on real CuPy where `make test-gpu` finds one.

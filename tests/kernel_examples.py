@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.kernels import attention, flash_attention, lowbit, optimizer, rows, sparse
 from mpitrain.kernels.convolution import Window
-from mpitrain.kernels.dropout import Dropping
+from mpitrain.kernels.dropout import Dropping, DroppingWindow
 from mpitrain.kernels.pointwise import ACTIVATIONS
 from mpitrain.kernels.pool import Side, window_maximum
 from mpitrain.kernels.resample import Taps
@@ -38,13 +38,32 @@ def of_shapes(*shapes: tuple[int, ...], then: tuple[Any, ...] = (), tolerance: f
 def flash_arguments(rng: Any, dtype: Any, backward: bool) -> tuple[Any, ...]:
     qkv = rng.standard_normal((2, 70, 3, 3, 19)).astype(dtype)         # heads as a layer cuts them out of one product
     q, k, v = qkv.transpose(2, 0, 3, 1, 4)
-    out = np.empty((2, 70, 3, 19), dtype).swapaxes(1, 2)
+    out = np.full((2, 70, 3, 19), np.nan, dtype).swapaxes(1, 2)
     dropping = Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.25, 2)
     if not backward:
         return q, k, v, out, 0.3, True, dropping
     known = flash_attention.flash_attention.reference(q, k, v, out, 0.3, True, dropping)
-    grads = np.empty_like(qkv).transpose(2, 0, 3, 1, 4)
+    grads = np.full_like(qkv, np.nan).transpose(2, 0, 3, 1, 4)
     return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, 0.3, True, *grads, dropping
+
+
+def wide_flash_arguments(rng: Any, dtype: Any, backward: bool, queries: int, keys: int, width: int, values: int, causal: bool,
+                         dropping: Dropping | None = None, without: tuple[int, ...] = ()) -> tuple[Any, ...]:
+    """Heads in arrays of their own; the gradients at `without` are not asked for."""
+    q, k, v = normal(rng, dtype, (2, 2, queries, width), (2, 2, keys, width), (2, 2, keys, values))
+    out = np.full((2, queries, 2, values), np.nan, dtype).swapaxes(1, 2)
+    if not backward:
+        return q, k, v, out, width ** -0.5, causal, dropping
+    known = flash_attention.flash_attention.reference(q, k, v, out, width ** -0.5, causal, dropping)
+    grads = [None if i in without else np.full_like(x, np.nan) for i, x in enumerate((q, k, v))]
+    return q, k, v, out, rng.standard_normal(out.shape).astype(dtype), *known, width ** -0.5, causal, *grads, dropping
+
+
+# Sizes beside those of tiles, more keys than queries and fewer, each width, and words from places that no part of 4 begins at.
+FLASH = ((33, 129, 32, 24, False, None, (0,)), (130, 65, 64, 64, True, None, (1,)), (64, 128, 128, 128, False, None, (2,)),
+         (67, 70, 72, 136, True, Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.4, 0, np.array([1, 1 << 33], np.uint64))),
+         (67, 70, 64, 64, True, DroppingWindow(np.array([5, 1 << 40], np.uint64), KEY, 0.4, 0, None, (1 << 17, 1 << 18),
+                                               (1, 7, 70001))), (70, 200, 64, 64, True, None), (129, 129, 16, 16, True, None))
 
 
 def joined_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
@@ -56,9 +75,19 @@ def joined_arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
     return outs[0].transpose(0, 2, 1, 3).copy().swapaxes(1, 2), tops[0], inverses[0], outs[1].copy(), tops[1], inverses[1]
 
 
-def update(arrays: int, *scalars: float) -> Example:
+def update(arrays: int, *scalars: float, n: int = 1000) -> Example:
     """An optimizer's update of so many arrays; its scalars."""
-    return Example(lambda rng, dtype: (*(abs(rng.standard_normal(1000)).astype(dtype) for _ in range(arrays)), *scalars))
+    return Example(lambda rng, dtype: (*(abs(rng.standard_normal(n)).astype(dtype) for _ in range(arrays)), *scalars))
+
+
+def numbers_of_a_step(n: int, limit: float, interval: int, good: float = 2, found: float = 1.0) -> Example:
+    """The end of a norm of n sums, one of which is times `found`."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        sums = abs(rng.standard_normal(n))
+        if n:
+            sums[n // 2] *= found
+        return np.array([np.nan, np.nan, np.nan, 1024.0, good, 7, 8, 9]), sums, limit, interval, 2.0, 0.5
+    return Example(arguments, dtypes=("float64",))
 
 
 def points(rng: Any, dtype: Any) -> np.ndarray:
@@ -211,6 +240,7 @@ EXAMPLES: dict[str, Example] = {
     "amsgrad": update(5, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5),
     "rmsprop_centered": update(5, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5),
     "square_sums": of_shapes((2 * optimizer.NORM_BLOCK + 13,)),
+    "conclude_norm": numbers_of_a_step(2500, 1.5, 3),
     **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"), VALUES),
     **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), AND_SLOPE),
     **dict.fromkeys(("slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad"), GRADIENT),
@@ -222,6 +252,7 @@ EXAMPLES: dict[str, Example] = {
     "block_input_gradient": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "x"), 3e-6),
     "block_weight_gradient": Example(lambda rng, dtype: sparse_gradient(rng, dtype, "w"), 3e-6),
     "product_bfloat16": Example(product_arguments, 3e-6, ("float32",)),
+    "rotary": Example(lambda rng, dtype: (*normal(rng, dtype, (42, 13), (14, 5), (14, 5)), 7, 3, False, False), 1e-6),
     "random_words": Example(lambda rng, dtype: (random_rows(rng), 0x1234567890ABCDEF, 13)),
     "random_uniform": STREAM,
     "random_normal": STREAM._replace(tolerance=1e-9),
@@ -245,6 +276,7 @@ EXAMPLES: dict[str, Example] = {
     "triangle": of_shapes((3, 5, 7), then=(-2, False)),
     "scatter_add_rows": Example(lambda rng, dtype: (
         *normal(rng, dtype, (7, 5)), rng.integers(0, 7, 20), *normal(rng, dtype, (20, 5)))),
+    "take_rows": Example(lambda rng, dtype: (*normal(rng, dtype, (7, 5)), rng.integers(0, 7, (4, 5)))),
     "subsample": of_shapes((2, 3, 5, 37), then=(2, 1, 2)),
     "subsample_gradient": of_shapes((2, 6, 3, 19), then=((2, 3, 5, 37), 2, 1)),
     "window_maximum": of_shapes((2, 3, 6, 5), then=(ROWS, COLUMNS)),
@@ -256,7 +288,154 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
+def losses_of(classes: int, smoothing: float, ignore: int | None, training: bool = True, infinite: bool = False) -> Example:
+    """Logits far from 0, so that digits are lost where the largest is not taken off first."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        logits = (100 + 4 * rng.standard_normal((9, classes))).astype(dtype)
+        if infinite:
+            logits[2, 5], logits[4, 0] = -np.inf, -np.inf
+        found = rng.integers(0, classes, 9)
+        found[[1, 6]] = 0 if ignore is None else ignore
+        return logits, found, smoothing, ignore, training
+    return Example(arguments)
+
+
+def gradient_of(classes: int, smoothing: float, ignore: int | None) -> Example:
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        logits, found, *_ = losses_of(classes, smoothing, ignore).arguments(rng, dtype)
+        return logits, found, None, smoothing, ignore, np.asarray(0.5, dtype)
+    return Example(arguments)
+
+
+def rows_taken(n: int, entries: int, width: int) -> Example:
+    return Example(lambda rng, dtype: (*normal(rng, dtype, (entries, width)), rng.integers(0, entries, n)))
+
+
+def rows_added(n: int, entries: int, width: int) -> Example:
+    """Half of the indices are one and the same."""
+    return Example(lambda rng, dtype: (*normal(rng, dtype, (entries, width)), np.where(
+        rng.random(n) < 0.5, rng.integers(0, entries, n), entries // 2), *normal(rng, dtype, (n, width))), 2e-6)
+
+
+def hidden_scores(rng: Any, dtype: Any) -> tuple[Any, ...]:
+    scores, = normal(rng, dtype, (2, 9, 37))
+    scores[0, 3], scores[1, :, :20] = -np.inf, -np.inf                     # a row of zeros; hidden keys
+    return scores, 0.5, False
+
+
+def extremes(rng: Any, dtype: Any) -> tuple[Any, ...]:
+    x = (100 * rng.standard_normal((7, 70))).astype(dtype)
+    x[1, 3:9], x[2, 0], x[3, 69] = -np.inf, np.nan, 1000
+    return (x,)
+
+
+ROWS_OF_VECTORS, WIDE_ROWS, EXTREMES = of_shapes((9, 64)), of_shapes((3, 5003)), Example(extremes)
+TWO_OF_VECTORS, TWO_WIDE = of_shapes((9, 64), (9, 64)), of_shapes((3, 5003), (3, 5003))
+
+
 # More arguments for the device versions alone: paths that the examples above do not take. float32 among the dtypes of an example
 # means that it is tried in 16 bits, too.
+PLANE = Side((0,), (9,), 9), Side((0,), (7,), 7)          # a window is the whole plane
+LARGE_ROWS, LARGE_COLUMNS = Side((0, 2, 8), (7, 9, 9), 9), Side((0, 1), (5, 7), 7)
+MANY = Side(tuple(range(0, 40, 2)), tuple(range(2, 42, 2)), 40)
+
+
+def maxima(n: int, rows: Side, columns: Side, relu: bool = False) -> Example:
+    return Example(lambda rng, dtype: (
+        *normal(rng, dtype, (2, n, rows.count, columns.count)),
+        window_maximum.reference(rng.standard_normal((2, n, rows.size, columns.size)), rows, columns, relu)[1], rows, columns),
+        1e-6)
+
+
+def norm_backward(shape: tuple[int, ...], relu: bool, wanted: bool = True) -> Example:
+    c = (shape[1],)
+    return Example(lambda rng, dtype: (*normal(rng, dtype, shape, shape), normal(rng, dtype, shape)[0] if relu else None,
+                                       *normal(rng, dtype, c, c, c), abs(rng.standard_normal(c)) + 0.1, relu, wanted), 1e-5)
+
+
+# Images, outputs, window, groups: several tiles, strides, depthwise, windows that miss pixels, no images.
+CONVOLUTIONS = (
+    ((2, 3, 13, 11), 70, Window((3, 3), (1, 1), (1, 1)), 1), ((2, 40, 9, 9), 36, Window((1, 1), (2, 2)), 1),
+    ((3, 5, 12, 17), 18, Window((3, 2), (3, 2), (2, 1), (2, 3)), 1), ((2, 6, 15, 9), 6, Window((3, 3), (2, 2), (1, 1)), 6),
+    ((2, 3, 11, 14), 9, Window((5, 4), (1, 2), (2, 1), (1, 2)), 3), ((2, 4, 10, 10), 4, Window((2, 2), (3, 3)), 2),
+    ((0, 3, 9, 9), 5, Window((3, 3)), 1), ((1, 1, 40, 40), 4, Window((7, 7), (1, 1), (3, 3)), 1),
+    ((1, 70, 1, 1), 3, Window((1, 1)), 1))
+
+
+def convolutions(product: str) -> tuple[Example, ...]:
+    found = []
+    for shape, outputs, window, groups in CONVOLUTIONS:
+        y, weight = (shape[0], outputs, *window.outputs(*shape[2:])), (outputs, shape[1] // groups, *window.kernel)
+        if product == "convolve":
+            found.append(of_shapes(shape, weight, (outputs,), then=(window, groups), tolerance=1e-5))
+        elif product == "adjoint":
+            found.append(of_shapes(y, weight, (shape[1],), then=(window, groups, shape[2:]), tolerance=1e-5))
+        else:
+            found.append(of_shapes(shape, y, then=(window, groups, None, "xy"[len(found) % 2]), tolerance=1e-5))
+    return tuple(found)
+
+
+CHANNELS = ((66, 5, 1), (3, 40, 1), (70, 3, 49), (37, 4, 64), (1, 9, 4), (3, 2, 6000), (0, 3, 5), (2, 0, 5))
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    "dropout": (
+        Example(lambda rng, dtype: (*normal(rng, dtype, (5, 2008)), random_rows(rng), KEY, 0.3, None, 8)),
+        Example(lambda rng, dtype: (*normal(rng, dtype, (5, 1040)), random_rows(rng), KEY, 0.3, *normal(rng, dtype, (5, 1040)),
+                                    rng.integers(0, 1 << 40, 5).astype(np.uint64)))),
+    "dropout_grad": (Example(lambda rng, dtype: (
+        *normal(rng, dtype, (9, 1040)), rng.integers(0, 256, (9, 130)).astype(np.uint8), 0.3)),),
+    "rotary": tuple(
+        Example(lambda rng, dtype, width=width, half=half, between=between, interleaved=interleaved: (
+            *normal(rng, dtype, (84, width), (14, half), (14, half)), 7, between, interleaved, True), 1e-6)
+        for width, half, between, interleaved in ((13, 5, 6, True), (64, 32, 1, False), (64, 32, 2, True), (104, 24, 3, False),
+                                                  (104, 24, 3, True), (9, 0, 1, False), (10, 5, 1, False))),
+    "random_words": (Example(lambda rng, dtype: (random_rows(rng), KEY, 1036), dtypes=("float64",)),),
+    "sgd": (update(2, 0.1, 0.01, 0.5, n=4103),),
+    "adam": (update(4, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5, n=4103),),
+    "lamb": (update(5, 0.1, 0.99, 0.01, 1.5, 1.5, 1e-6, 0.01, 0.5, n=2049),),
+    "rmsprop_centered": (update(5, 0.01, 0.9, 0.99, 0.01, 1e-8, 0.01, 0.5, n=3),),
+    "square_sums": (of_shapes((0,)), of_shapes((4095,)), of_shapes((2048,)), of_shapes((1,))),
+    "conclude_norm": (numbers_of_a_step(1, 0.0, 0), numbers_of_a_step(0, 1.0, 5), numbers_of_a_step(1024, 1.0, 5, 0),
+                      numbers_of_a_step(1025, 1e9, 5, 4, np.inf), numbers_of_a_step(3000, 1.0, 0, 4, np.nan)),
+    "convolve": convolutions("convolve"),
+    "convolve_adjoint": convolutions("adjoint"),
+    "kernel_gradient": (*convolutions("gradient"), Example(lambda rng, dtype: (
+        *normal(rng, dtype, (3, 4, 7, 6), (3, 6, 4, 8)), WINDOW, 2, np.empty((6, 2, 3, 2), dtype), "x"), 1e-5)),
+    "batch_norm": (*(of_shapes(s, (s[1],), (s[1],), then=(None, 1e-5, i % 5), tolerance=1e-5) for i, s in enumerate(CHANNELS)),
+                   of_shapes((37, 4, 64), then=(None, None, None, 1e-3, 0), tolerance=1e-5),
+                   of_shapes((37, 4, 64), (4,), (4,), (37, 4, 64), then=(1e-3, 0), tolerance=1e-5)),
+    "batch_norm_gradients": tuple(norm_backward(s, i % 2 > 0, i != 2) for i, s in enumerate(CHANNELS)),
+    "channel_affine": tuple(of_shapes(s, *[(s[1],)] * 3, tolerance=1e-5) for s in CHANNELS),
+    "channel_combine": tuple(of_shapes(s, s, *[(s[1],)] * 4, tolerance=1e-5) for s in CHANNELS),
+    "channel_moments": tuple(of_shapes(s, tolerance=1e-5) for s in CHANNELS),
+    "channel_sums": tuple(of_shapes(s, s, (s[1],), tolerance=1e-5) for s in CHANNELS),
+    "subsample": (of_shapes((2, 3, 41, 37), then=(3, 0, 0)), of_shapes((0, 3, 5, 7), then=(2, 1, 2))),
+    "subsample_gradient": (of_shapes((2, 3, 14, 13), then=((2, 3, 41, 37), 3, 0)),),
+    "window_maximum": (of_shapes((2, 3, 9, 7), then=PLANE), of_shapes((2, 5, 40, 40), then=(MANY, MANY, True)),
+                       of_shapes((0, 5, 40, 40), then=(MANY, MANY, True))),
+    "window_maximum_gradient": (maxima(3, *PLANE), maxima(5, MANY, MANY, True), maxima(5, LARGE_ROWS, LARGE_COLUMNS)),
+    "window_total": (of_shapes((2, 21, 9, 7), then=PLANE, tolerance=1e-6),
+                     of_shapes((2, 5, 40, 40), then=(MANY, MANY), tolerance=1e-6),
+                     of_shapes((2, 5, 9, 7), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6),
+                     of_shapes((2, 5, 40, 40), then=(Side((0,), (40,), 40), Side((0, 7), (40, 9), 40)), tolerance=1e-6)),
+    "window_total_gradient": (of_shapes((2, 21, 1, 1), then=PLANE, tolerance=1e-6),
+                              of_shapes((2, 5, 20, 20), then=(MANY, MANY), tolerance=1e-6),
+                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6)),
+    **dict.fromkeys(("softmax", "log_softmax"), (ROWS_OF_VECTORS, WIDE_ROWS, EXTREMES)),
+    **dict.fromkeys(("softmax_grad", "log_softmax_grad"), (TWO_OF_VECTORS, TWO_WIDE)),
+    "cross_entropy": (losses_of(40, 0.0, None), losses_of(5003, 0.0, 3), losses_of(5003, 0.2, None, training=False),
+                      losses_of(40, 0.2, -100, infinite=True), losses_of(1, 0.1, None)),
+    "cross_entropy_grad": (gradient_of(40, 0.0, None), gradient_of(5003, 0.0, 3), gradient_of(4096, 0.2, -100),
+                           gradient_of(1, 0.1, None)),
+    "row_sums": (of_shapes((3, 40_001)), of_shapes((130, 7)), of_shapes((1, 70_000), tolerance=1e-6)),
+    "variances": (of_shapes((2, 5000, 1)), of_shapes((1, 1, 3)), of_shapes((7, 129, 300)), of_shapes((1, 2100, 2))),
+    "take_rows": (rows_taken(300, 40, 64), rows_taken(9, 3, 1037)),
+    "scatter_add_rows": (rows_added(500, 30, 64), rows_added(2500, 300, 24), rows_added(700, 70000, 9), rows_added(1100, 2, 16)),
+    "attention_weights": (of_shapes((5, 24, 64), then=(-0.5, False)), of_shapes((2, 7, 3, 1030), then=(2.0, False)),
+                          of_shapes((3, 40, 40), then=(0.3, True)), Example(hidden_scores)),
+    "attention_weights_gradient": (of_shapes((5, 24, 64), (5, 24, 64), then=(-0.5, False)),
+                                   of_shapes((2, 3, 1030), (2, 3, 1030), then=(2.0, False))),
+    "flash_attention": tuple(Example(lambda rng, dtype, given=given: wide_flash_arguments(rng, dtype, False, *given[:6]), 1e-6)
+                             for given in FLASH),
+    "flash_attention_grad": tuple(Example(lambda rng, dtype, given=given: wide_flash_arguments(rng, dtype, True, *given), 3e-6)
+                                  for given in FLASH),
 }

@@ -222,6 +222,8 @@ class Backward:
             if self.parent is not None and node is not None and key not in self.private and (
                     leaf.is_parameter or any(edge is leaf for edge in node.edges)):     # others the block made itself
                 self.parent.inner_final(node, leaf)
+            elif mode.held is not None:
+                mode.held.append(leaf)
             else:
                 for hook in leaf.grad_hooks:
                     hook(leaf)

@@ -18,6 +18,7 @@ class _Mode(threading.local):
     keeps_inputs = False
     recorder: Callable[[type[Any], tuple[Any, ...], dict[str, Any], tuple[Any, ...]], None] | None = None
     forward_of: Callable[[type[Any]], Callable[..., Any]] | None = None
+    held: list[Any] | None = None
     path = ""
     share: Callable[[], float] | None = None
 
@@ -28,6 +29,16 @@ class _Mode(threading.local):
 mode = _Mode()
 recorders: list[Any] = []     # The recorders of all threads: reading an empty list is faster than reading `mode`.
 replacing: list[Any] = []     # What runs in place of forward, in all threads: likewise.
+
+
+@contextmanager
+def holding_hooks() -> Iterator[list[Any]]:
+    """The hooks of leaves are not called inside: the leaves whose gradients have become final come into the list, in order."""
+    before, mode.held = mode.held, []
+    try:
+        yield mode.held
+    finally:
+        mode.held = before
 
 
 def grad_enabled() -> bool:

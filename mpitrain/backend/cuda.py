@@ -11,10 +11,8 @@ from typing import Any
 
 import cupy
 
+from mpitrain.backend.cubins import OPTIONS
 from mpitrain.backend.runtime import Grid, Launch, device_folder
-
-OPTIONS = ("--std=c++17", "--fmad=false")
-"""As the sources are written: a product and a sum are fused where `fmaf` says so, and nowhere else, so that bits are the host's."""
 
 
 class Cuda:

@@ -7,7 +7,9 @@ between them. A third array module (the tests' stand-in for a GPU) joins through
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -41,6 +43,18 @@ def asnumpy(array: Any) -> np.ndarray[Any, Any]:
     return array.get() if hasattr(array, "get") else np.asarray(array)
 
 
+def constant(xp: Any, values: Any) -> Array:
+    """`values` as an array of `xp`, not to be written to. A device gets each content once, so a step brings none of them up."""
+    values = np.asarray(values)
+    return values if xp is np else _brought(xp.__name__, values.dtype.str, values.shape, values.tobytes())
+
+
+@lru_cache(maxsize=256)
+def _brought(module: str, dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
+    xp = next(found for found in MODULES.values() if found.__name__ == module)
+    return xp.asarray(np.frombuffer(content, dtype).reshape(shape))
+
+
 def overwrite(target: Array, values: Any) -> None:
     """Copies values into an array, wherever each of them lives."""
     xp = array_module(target)
@@ -59,6 +73,21 @@ class Device:
         if array_module(array) is self.xp and is_array(array):
             return array
         return self.xp.asarray(asnumpy(array))
+
+    def read_later(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
+        """Begins to copy a small array to the host, and returns what waits for it and gives it: nothing waits until then."""
+        if self.xp is np:
+            return lambda: array
+        cuda = self.xp.cuda
+        there = np.frombuffer(cuda.alloc_pinned_memory(max(array.nbytes, 1)), array.dtype, array.size).reshape(array.shape)
+        array.get(out=there, blocking=False)
+        here = cuda.Event(disable_timing=True)
+        here.record()
+
+        def read() -> np.ndarray[Any, Any]:
+            here.synchronize()
+            return there
+        return read
 
     def synchronize(self) -> None:
         """Returns when everything queued on the device has finished (at once on the host)."""

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from mpitrain.backend.namespace import Array
 from mpitrain.errors import ShapeError
 
@@ -73,11 +75,13 @@ class Scope:
     def __init__(self, seed: int = 0, step: int = 0, samples: Array | None = None, uses: dict[str, int] | None = None):
         self.seed, self.step, self.samples = seed, step, samples
         self.uses = uses if uses is not None else {}
-        self._rows: dict[tuple[int, Any], Array] = {}
+        self.kept: dict[Any, Any] = {}            # arrays made for this batch, for all layers: not to be changed
 
     def copy(self) -> Scope:
         """A scope that draws the same numbers again later."""
-        return Scope(self.seed, self.step, self.samples, dict(self.uses))
+        made = Scope(self.seed, self.step, self.samples, dict(self.uses))
+        made.kept = self.kept
+        return made
 
     def key(self, layer: str) -> int:
         """The key for this use of `layer`."""
@@ -88,19 +92,30 @@ class Scope:
     def rows(self, n: int, xp: Any) -> Array:
         """uint64 (n,): the row numbers for a batch whose first dim is n; n is a multiple of the number of samples.
 
-        The array is kept for the next layer: not to be changed.
+        The array is kept for the next layer: not to be changed. On a device nothing goes up where samples are consecutive.
         """
         if self.samples is None or n == 0:
             return xp.arange(n, dtype=xp.uint64)
-        if (n, xp) in self._rows:
-            return self._rows[n, xp]
-        samples = xp.asarray(self.samples, dtype=xp.uint64)
-        each, rest = divmod(n, len(samples))
+        if (n, xp) in self.kept:
+            found: Array = self.kept[n, xp]
+            return found
+        each, rest = divmod(n, len(self.samples))
         if rest:
-            raise ShapeError(f"random numbers for {n} rows, but the batch has {len(samples)} samples: the first dim "
+            raise ShapeError(f"random numbers for {n} rows, but the batch has {len(self.samples)} samples: the first dim "
                              "must be the batch, or a multiple of it")
-        made = self._rows[n, xp] = (samples[:, None] * xp.uint64(each) + xp.arange(each, dtype=xp.uint64)).reshape(n)
+        if xp is not np and follow(self.samples):
+            first = int(self.samples[0]) * each
+            made = xp.arange(first, first + n, dtype=xp.uint64)
+        else:
+            samples = xp.asarray(self.samples, dtype=xp.uint64)
+            made = (samples[:, None] * xp.uint64(each) + xp.arange(each, dtype=xp.uint64)).reshape(n)
+        self.kept[n, xp] = made
         return made
+
+
+def follow(numbers: Any) -> bool:
+    """Whether these are numbers of the host of which each is the one before and 1."""
+    return type(numbers) is np.ndarray and numbers.dtype.kind in "iu" and bool((numbers[1:] - numbers[:-1] == 1).all())
 
 
 class _Current(threading.local):

@@ -40,6 +40,11 @@ def runtime(module: str) -> Runtime | None:
     return None if make is None else make()
 
 
+def address(array: Any) -> int:
+    """The address of an array's memory on its device."""
+    return int(array.data.ptr)
+
+
 def device_folder() -> Path:
     """``native/device``, which has a source for each family of kernels, and their headers."""
     return source_folder() / "device"

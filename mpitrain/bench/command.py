@@ -73,7 +73,7 @@ def exchange(*, parameters: int, bucket_bytes: str, pairs: int) -> Measurement:
     return partial(bench_exchange, parameters=parameters, bucket_bytes=nbytes, pairs=pairs)
 
 
-def train(*, models: str | None, precision: str, steps: int) -> Measurement:
+def train(*, models: str | None, precision: str, steps: int, device: str) -> Measurement:
     from mpitrain.bench.train import bench_train
     from mpitrain.bench.workloads import WORKLOADS
     from mpitrain.train.machine import threads
@@ -83,7 +83,7 @@ def train(*, models: str | None, precision: str, steps: int) -> Measurement:
 
     def measure(channel: Channel, world: World, report: Report) -> None:
         pinned = threads.pin(0, as_in_training(channel))
-        bench_train(channel, world, report, models=names, precisions=precisions, steps=steps, threads=pinned)
+        bench_train(channel, world, report, models=names, precisions=precisions, steps=steps, threads=pinned, device=device)
     return measure
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain import data, nn, optim
-from mpitrain.backend import float_dtype
+from mpitrain.backend import float_dtype, select_device
 from mpitrain.backend.memory import forget_peak, page_faults, resident
 from mpitrain.bench.pairs import Clock, quartiles
 from mpitrain.bench.peak import peak_flops
@@ -38,6 +38,7 @@ from mpitrain.train.build.precision import refuse
 BATCHES = 2                       # So many different batches are used in turn.
 WARM_UP = 2 * BATCHES             # The first steps do not count: first touches, compilation, connections, caches of plans.
 LR, DECAY = 3e-4, 0.01
+ROUNDS = 5                        # of steps on a GPU, each waited for once
 
 
 class Memory:
@@ -92,21 +93,29 @@ class Training:
         loader: Any = self.job.trainer.loader
         self._micro_batches = [loader.load(step) for step in range(BATCHES)]
         self.batches = [(micro.x, micro.y) for batch in self._micro_batches for micro in batch]
-        self.losses: list[float] = []
+        self.losses: list[Any] = []                           # Of a device they may still be on their way.
+        self.device = self.job.policy.layout.device
 
     def step(self) -> float:
         """The loss before the update."""
-        self.losses.append(self.job.trainer.train_step(self._micro_batches[len(self.losses) % BATCHES]).loss)
-        return self.losses[-1]
+        self.launch()
+        return float(self.losses[-1])
+
+    def launch(self) -> None:
+        """A step whose loss nobody waits for."""
+        self.losses.append(self.job.trainer.train_step(self._micro_batches[len(self.losses) % BATCHES]).mean)
 
     def run(self, steps: int) -> None:
+        """So many steps, of which a device is done with the last."""
         for _ in range(steps):
-            self.step()
+            self.launch()
+        self.device.synchronize()
 
     def check(self, name: str) -> None:
         """Communicates. NumericsError where a loss is not finite, MpitrainError where training taught nothing, DesyncError
         where ranks differ: the times of such steps must not be used."""
         channel = self.job.channel
+        self.losses = [float(loss) for loss in self.losses]
         channel.agree([loss.hex() for loss in self.losses], f"the losses of {name}")
         parameters = {key: parameter.master for key, parameter in self.model.named_parameters()}
         channel.agree(checksum(parameters), f"the parameters of {name}, trained {len(self.losses)} steps (a checksum)")
@@ -121,7 +130,8 @@ class Training:
 
     def first_and_last(self) -> tuple[float, float]:
         """Mean losses on all batches, when they came first and last."""
-        return statistics.fmean(self.losses[:BATCHES]), statistics.fmean(self.losses[-BATCHES:])
+        losses = [float(loss) for loss in self.losses]
+        return statistics.fmean(losses[:BATCHES]), statistics.fmean(losses[-BATCHES:])
 
     def close(self) -> None:
         reducer: Any = self.job.trainer.pipeline.reducer
@@ -130,8 +140,11 @@ class Training:
 
 
 def bench_train(channel: Channel, world: World, report: Report, *, models: Sequence[str], precisions: Sequence[str], steps: int,
-                threads: int) -> None:
+                threads: int, device: str = "cpu") -> None:
     """One record for each model and precision; `threads` are those of BLAS in a rank. Collective; see `Training.check`."""
+    if device == "gpu":
+        bench_train_on_gpu(channel, world, report, models=models, precisions=precisions, steps=steps)
+        return
     for precision in precisions:                              # A refusal comes before the head of a table that would stay empty.
         float_dtype(precision)
         refuse(precision)
@@ -179,6 +192,33 @@ def measure(name: str, workload: Workload, precision: str, world: World, steps: 
              "first_loss": first, "last_loss": last}
     training.close()
     return found
+
+
+def bench_train_on_gpu(channel: Channel, world: World, report: Report, *, models: Sequence[str], precisions: Sequence[str],
+                       steps: int) -> None:
+    """The same on the ranks' GPUs: `steps` steps are launched one after the other and waited for once, in rounds."""
+    select_device("gpu")                                      # A refusal comes before the head of a table.
+    about = machine(channel)
+    report.line(f"training steps on {world.size} rank{'s' * (world.size > 1)}, a GPU each; medians of {ROUNDS} rounds of {steps} "
+                f"steps, AdamW; flops of a rank\n{'model':<10}{'precision':<10}{'step':>11}{'samples/s':>12}{'TFLOP/s':>9}"
+                "   loss")
+    for name in models:
+        for precision in precisions:
+            workload = WORKLOADS[name]
+            with guard.symmetric():
+                training = Training(workload, world.comm, sections={"train": {"precision": precision, "device": "gpu"}})
+            clock = Clock(world)
+            training.run(WARM_UP)
+            times = [clock.time(partial(training.run, steps)) / steps for _ in range(ROUNDS)]
+            training.check(name)
+            seconds, (low, high), (first, last) = statistics.median(times), quartiles(times), training.first_and_last()
+            report.record({"bench": "train", "device": "gpu", "model": name, "precision": precision, "ranks": world.size,
+                           "seconds": seconds, "seconds_low": low, "seconds_high": high, "steps": steps, "batch": workload.batch,
+                           "flops": workload.flops, "parameters": training.model.count_parameters(), "first_loss": first,
+                           "last_loss": last, "machine": about})
+            report.line(f"{name:<10}{precision:<10}{in_time(seconds):>11}{workload.batch / seconds:>12.0f}"
+                        f"{workload.flops / seconds / 1e12:>9.2f}   {first:.4f} -> {last:.4f}")
+            training.close()
 
 
 def extreme(channel: Channel, value: float) -> float:

@@ -5,6 +5,7 @@
                 buffers/<name>                      as its buffers do
                 optimizer/<kind>/<name>             as the parameters that the optimizer updates
     Values      optimizer/steps, data/<transform>   equal on all ranks
+                loss_scale/scale, loss_scale/good
 
 Names depend on no rank, so a checkpoint of one layout is read by any other. A further kind is one more object in `State.kept`.
 """
@@ -156,6 +157,8 @@ class State:
                           for one in optimizer.held()]
             self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps), **optimizer.numbers},
                                     partial(_take_numbers, optimizer)))
+        if policy is not None and policy.loss_scale is not None and optimizer is not None:
+            self.kept.append(Values("loss_scale", policy.loss_scale.record, policy.loss_scale.restore, exact=False))
         if transforms is not None:
             self.kept.append(Values("data", transforms.state_dict, transforms.load_state_dict, exact=False))
 

@@ -87,6 +87,15 @@ def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     if config.train.precision == "float16" and not on_gpu:
         yield ConfigError('train.precision = "float16" is for train.device = "gpu", found "cpu"; set train.precision = '
                           '"float32"')
+    if config.train.graph == "on" and not on_gpu:
+        yield ConfigError('train.graph = "on" captures graphs of train.device = "gpu", found "cpu"; set train.graph = "off"')
+    if config.comm.library == "nccl":
+        if not on_gpu:
+            yield ConfigError('comm.library = "nccl" adds up gradients of train.device = "gpu", found "cpu"; '
+                              'set comm.library = "mpi"')
+        if config.comm.cuts != "none" or config.comm.node_shared:
+            yield ConfigError('comm.library = "nccl" adds up whole gradients, found comm.sharding or comm.node_shared; leave them '
+                              'out, or set comm.library = "mpi"')
     if way == "host" and not on_gpu:
         yield ConfigError('optimizer.offload = "host" keeps optimizer state in host memory, where it is already with '
                           'train.device = "cpu"; set optimizer.offload = "file" to keep it in a file, or "none"')

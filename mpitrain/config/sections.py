@@ -105,6 +105,7 @@ class TrainConfig:
     metrics: tuple[str | dict[str, Any], ...] = ()      # of evaluations: names, or tables of a name and arguments
     device: Literal["cpu", "gpu", "auto"] = "cpu"
     precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"     # of 16 bits: activations, on a GPU; see rules
+    graph: Literal["auto", "on", "off"] = "auto"        # a micro-batch is one captured graph of the device, where it can be
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
     # A step whose loss or gradient is not finite ends the run, or is left out, alone or with all steps since the last checkpoint.
     on_nan: Literal["stop", "skip", "rewind"] = "stop"
@@ -139,6 +140,7 @@ class MeshConfig:
 @dataclass(frozen=True)
 class CommConfig:
     algorithm: str | Own = "auto"            # shared memory on a node; a name: by messages
+    library: Literal["mpi", "nccl"] = "mpi"  # what adds up gradients of GPUs: our algorithms over MPI, or NVIDIA's library
     bucket_mb: float | str = 4.0             # or "auto": cut where measured ready times say
     progress: Progressing = "poll"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # element type of messages

@@ -39,6 +39,7 @@ class MicroBatch:
     index: int             # The micro-batch's number in the global batch.
     first: int             # The place of its first row in the global batch.
     step: int
+    there: tuple[Any, Any] | None = None     # x and y on a device, as the model takes them, where they have been sent ahead
 
     def __len__(self) -> int:
         return len(self.samples)

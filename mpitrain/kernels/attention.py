@@ -15,8 +15,7 @@ def _weights(scores: Array, scale: float, causal: bool, out: Array | None = None
     xp = array_module(scores)
     result = xp.multiply(scores, scores.dtype.type(scale), out=out)
     if causal:
-        later = ~xp.tri(*scores.shape[-2:], dtype=bool)
-        result[..., later] = -float("inf")
+        xp.copyto(result, result.dtype.type(-float("inf")), where=~xp.tri(*scores.shape[-2:], dtype=bool))
     top = result.max(axis=-1, keepdims=True)
     result -= xp.where(top == -float("inf"), top.dtype.type(0), top)      # a row without any score becomes zeros
     xp.exp(result, out=result)

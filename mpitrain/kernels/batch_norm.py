@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module
-from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ArgumentError
 from mpitrain.kernels import pointwise
 from mpitrain.kernels.kernel import Function, Kernel
@@ -99,13 +98,18 @@ def _batch_norm_gradients(grad: Array, x: Array, y: Array | None, centre: Array,
     return _combine(grad, x, centre, scale, slope.astype(x.dtype), shift.astype(x.dtype)), grad, plain, product
 
 
+def channel_dtype(dtype: Any) -> Any:
+    """The dtype of what belongs to a channel of x, of this dtype: x's own, or float32 where x has 16 bits."""
+    return np.dtype("float32") if dtype.itemsize == 2 else dtype
+
+
 def channel_scale(inverse: Array, weight: Array | None, dtype: Any) -> Array:
-    """The factor of x - centre, in the format that numbers of the dtype of x are computed in."""
-    return (inverse if weight is None else inverse * weight).astype(statistics_dtype(dtype))
+    """The factor of x - centre, for x of that dtype."""
+    return (inverse if weight is None else inverse * weight).astype(channel_dtype(dtype))
 
 
 def channel_shift(bias: Array | None, x: Array) -> Array:
-    return array_module(x).zeros(x.shape[1], statistics_dtype(x.dtype)) if bias is None else bias
+    return array_module(x).zeros(x.shape[1], channel_dtype(x.dtype)) if bias is None else bias
 
 
 def _two_sums(function: CFunction, *arrays: Array) -> tuple[Array, Array]:

@@ -29,22 +29,25 @@ class Slot(NamedTuple):
     optional: bool = False
     written: bool = False
     size: str = ""                                # in terms of integers: a is the first one; arrays count as integers
+    strided: bool = False                         # rows may lie anywhere; `size` has the shape, a letter for each dim
 
 
 def slots_of(signature: str) -> tuple[Slot, ...]:
     """A signature taken apart. It has a word for each argument: ``d`` is a double, ``i`` an integer, ``in`` an integer that sizes
     call n. A capital is an array: X float32 or float64, F float32, D float64, H 16 bits, I int32, U uint32, L int64 or uint64, B
     bytes or booleans, M memory of any kind; S, on a device alone, the format that numbers of X are computed in. After it, ``?``
-    says that None may stand there, ``!`` that it is written to, and ``:mn`` that it has m n numbers or more (of M: bytes), where n
-    may be written as a number; ``/8`` divides what stands before it, rounded up; ``+`` joins terms. Where no size is written, the
-    body of the kernel must know it.
+    says that None may stand there, ``!`` that it is written to, and ``:mn`` that it has m n numbers or more (of M: bytes), where
+    n may be written as a number; ``/8`` divides what stands before it, rounded up; ``+`` joins terms. Where no size is written,
+    the body of the kernel must know it. ``~:bmn``, on a device alone: the array has the shape (b, m, n), its rows are without gaps
+    and lie anywhere, and the kernel takes its address and then how many numbers lie between neighbours in each dim but the last.
     """
-    found = [re.fullmatch(r"d|i([a-zA-Z])?|([XSFDHIULBM])(\??)(!?)(?::([a-zA-Z0-9/+]+))?", word) for word in signature.split()]
+    found = [re.fullmatch(r"d|i([a-zA-Z])?|([XSFDHIULBM])(\??)(!?)(~?)(?::([a-zA-Z0-9/+]+))?", word) for word in signature.split()]
     assert all(found), f"a signature says {signature!r}"
     words = [match for match in found if match is not None]
     integers = [match[1] for match in words if match[0] != "d"]
     place = {name: chr(ord("a") + i) for i, name in enumerate(integers) if name is not None}
-    return tuple(Slot(match[2], match[3] == "?", match[4] == "!", "".join(place[c] if c.isalpha() else c for c in match[5] or ""))
+    return tuple(Slot(match[2], match[3] == "?", match[4] == "!", "".join(place[c] if c.isalpha() else c for c in match[6] or ""),
+                      match[5] == "~")
                  if match[2] else Slot(match[0][0]) for match in words)
 
 

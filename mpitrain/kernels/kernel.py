@@ -34,6 +34,8 @@ class Kernel:
     argument decides where the kernel runs.
     """
 
+    formats = FORMATS                            # of the first argument, for which the device version is taken
+
     def __init__(self, name: str, reference: Function, host: Factory = lambda: None, numba: Factory = lambda: None):
         self.name, self.reference, self.numba = name, reference, numba
         self._on_device: dict[Any, Function] = {}
@@ -41,9 +43,14 @@ class Kernel:
         assert name not in KERNELS, f"kernel {name!r} defined twice"
         KERNELS[name] = self
 
+    def __deepcopy__(self, memo: Any) -> Kernel:
+        """There is one of each name; and modules, by which device versions are known, have no copies."""
+        return self
+
     def __call__(self, *arguments: Any) -> Any:
         first = arguments[0]
-        version = self.host() if type(first) is np.ndarray or (module := array_module(first)) is np else self.device(first, module)
+        on_host = type(first) is np.ndarray or (module := array_module(first)) is np
+        version = self.host() if on_host else self.device(first, module)
         return (version or self.reference)(*arguments)
 
     def device(self, first: Any, module: Any) -> Function | None:
@@ -53,7 +60,7 @@ class Kernel:
             from mpitrain.kernels.device import version_of
             usable = runtime(module.__name__) is not None
             found = self._on_device[module] = (version_of(self.name) if usable else None) or in_single(self.reference)
-        return found if getattr(first, "dtype", None) is not None and first.dtype.name in FORMATS else None
+        return found if getattr(first, "dtype", None) is not None and first.dtype.name in self.formats else None
 
 
 @cache

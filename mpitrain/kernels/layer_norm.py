@@ -34,7 +34,7 @@ def _row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, 
         means = means + drift
     variances = (y * y).mean(axis=1)
     if centred:                                                # A row too large for its squares is NaN, as in C.
-        variances[xp.isinf(variances)] = xp.nan
+        xp.copyto(variances, variances.dtype.type(xp.nan), where=xp.isinf(variances))
     inverses = 1 / xp.sqrt(variances + x.dtype.type(eps))
     y *= inverses[:, None]
     y *= weight

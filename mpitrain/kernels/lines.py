@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module
+from mpitrain.backend.ufuncs import accumulated
 from mpitrain.kernels.kernel import Kernel
 from mpitrain.kernels.library import CFunction, host, misfit, packed, suits_c
 
@@ -95,9 +96,9 @@ def _cumextremum(x: Array, dim: int, smallest: bool) -> Array:
     xp = array_module(x)
     if not 0 <= dim < x.ndim:
         misfit(f"cumextremum along dim {dim}", x)
-    running = (xp.minimum if smallest else xp.maximum).accumulate(x, axis=dim)
+    running = accumulated("minimum" if smallest else "maximum", x, dim)
     places = xp.arange(x.shape[dim], dtype="int64").reshape((-1,) + (1,) * (x.ndim - 1 - dim))
-    return xp.maximum.accumulate(xp.where((x == running) | (x != x), places, 0), axis=dim)
+    return accumulated("maximum", xp.where((x == running) | (x != x), places, 0), dim)
 
 
 @host("lines", "cumextremum", "X:onk L!:onk io in ik i")

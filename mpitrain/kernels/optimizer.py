@@ -176,3 +176,35 @@ square_sums = Kernel("square_sums", _square_sums_reference, _square_sums_host, _
 A block is folded in halves, square i plus square i + 2048 first: a fixed order, so the bits depend on nothing else, which
 vectorises as well (0.6 ms for 1.9 million float32 on one core; eight running sums took 1.5 ms).
 """
+
+
+NUMBERS = 8                # float64: 64 bytes, which one copy brings to the host
+NORM, FACTOR, FOUND, SCALE, GOOD = range(5)
+"""Places in the numbers of a step: the gradient's norm, before clipping; what the update multiplies gradients with; 1 where one
+is not finite, and nothing may change; the scale of the loss, of which gradients are multiples; good steps since it changed. The
+others are free: for the step's loss, say."""
+
+
+def _conclude_norm_reference(numbers: Array, sums: Array, limit: float, interval: int, growth: float, backoff: float) -> None:
+    xp = array_module(sums)
+    total = xp.cumsum(sums)[-1] if len(sums) else xp.zeros((), "float64")                     # one after the other
+    scale, good = numbers[SCALE].copy(), numbers[GOOD].copy()
+    norm = xp.sqrt(total) / scale
+    found = ~xp.isfinite(norm)
+    numbers[NORM], numbers[FOUND] = norm, found
+    clipped = limit > 0
+    numbers[FACTOR] = (xp.where(found, 1.0, xp.minimum(1.0, limit / (norm + 1e-6))) if clipped else 1.0) / scale
+    if interval:
+        grows = ~found & (good + 1 >= interval)
+        grown = xp.where(xp.isfinite((scale * growth).astype("float32")), scale * growth, scale)
+        numbers[SCALE] = xp.where(found, scale * backoff, xp.where(grows, grown, scale))
+        numbers[GOOD] = xp.where(found | grows, 0.0, good + 1)
+
+
+conclude_norm = Kernel("conclude_norm", _conclude_norm_reference)
+"""(numbers, sums, limit, interval, growth, backoff): the numbers of a step, float64, of the sums of squares of blocks (n,).
+
+The norm is the root of the sum over `scale`, clipped at `limit` (0: not). With an `interval` the scale of the loss is changed for
+the next step: times `backoff` where a gradient is not finite, times `growth` after so many good steps without a change, unless
+float32 has no such number (as torch.amp.GradScaler). `numbers` change in place.
+"""

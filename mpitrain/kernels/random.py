@@ -29,6 +29,7 @@ def _words_host(fill: CFunction, rows: Array, key: int, width: int) -> Array:
 
 
 random_words = Kernel("random_words", _reference, _words_host, _words_host.loop("philox"))
+random_words.formats = frozenset(("uint64",))
 """uint32 (R, width) from (rows (R,) uint64, key, width): see `backend.random.words`."""
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain import nn, ops
+from mpitrain.backend import constant
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.models.registry import each_block, require_positive, require_sizes, require_token
 from mpitrain.nn import init
@@ -47,7 +48,7 @@ class Embed(nn.Module):
             raise ShapeError(f"the model expects token numbers of shape (batch, at most {self.block}), got {shape}; set "
                              "model.block to the length of the samples")
         xp = self.token.weight.xp
-        x = self.token(tokens) + self.position(xp.asarray(self.positions(shape[1])))
+        x = self.token(tokens) + self.position(constant(xp, self.positions(shape[1])))
         if self.type is not None:
             x = x + self.type(self.parts(tokens, xp))
         x = self.dropout(self.norm(x))

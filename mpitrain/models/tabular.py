@@ -13,7 +13,7 @@ from typing import Any
 
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
-from mpitrain.backend import Array
+from mpitrain.backend import Array, constant
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.models.registry import require_list_of_sizes, require_sizes
 from mpitrain.nn import init
@@ -33,12 +33,12 @@ class Columns(nn.Module):
         x = x if isinstance(x, Tensor) else Tensor(x)
         numbers = x.long()
         self._check(x.array, numbers.array, x.xp)
-        rows: Tensor = self.table(numbers + x.xp.asarray(self.first))
+        rows: Tensor = self.table(numbers + constant(x.xp, self.first))
         return rows
 
     def _check(self, given: Array, numbers: Array, xp: Any) -> None:
         """A number beyond its column's would be another column's row, and a fraction would be cut off."""
-        wrong = (numbers != given) | (numbers < 0) | (numbers >= xp.asarray(self.categories))
+        wrong = (numbers != given) | (numbers < 0) | (numbers >= constant(xp, self.categories))
         if wrong.any():
             place = int(wrong.reshape(-1).argmax())
             row, column = divmod(place, len(self.categories))

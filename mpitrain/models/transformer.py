@@ -11,6 +11,7 @@ from typing import Any
 
 from mpitrain import nn
 from mpitrain.autograd import Tensor
+from mpitrain.backend import constant
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.models.registry import MODELS, each_block, require_positive, require_sizes
 from mpitrain.nn import init
@@ -40,7 +41,7 @@ class Embed(nn.Module):
         if len(shape) != 2 or shape[1] > self.block:
             raise ShapeError(f"gpt expects token numbers of shape (batch, at most {self.block}), got {shape}; "
                              "set model.block to the length of the samples")
-        places = self.token.weight.xp.asarray(self.positions(shape[1]))
+        places = constant(self.token.weight.xp, self.positions(shape[1]))
         out: Tensor = self.dropout(self.token(tokens) + self.position(places))
         return out
 

@@ -7,6 +7,7 @@ step of many micro-batches on many ranks then counts as one batch. Recomputing a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,10 @@ class _BatchNorm(_Tracking):
                                             eps=self.eps, activation=self.fused)
         y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, eps=self.eps, activation=self.fused,
                                              reduce=None if self.across is None else self.across.reduce)
-        count = float(count)                      # The count is the sum over the ranks.
-        if count < 2:
+        # The count is the sum over the ranks: on a device a number there, which only a rank with fewer than two values waits for.
+        if array_module(mean) is np or prod(shape) < 2 * shape[1]:
+            count = float(count)
+        if isinstance(count, float) and count < 2:
             raise ShapeError(f"{type(self).__name__}: training needs more than one value for each channel over all ranks, "
                              f"the input here is {shape}; use larger micro-batches")
         if self.running is not None:

@@ -27,7 +27,7 @@ from mpitrain.errors import ShapeError
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Buffer
 
-__all__ = ["apply_statistics", "collect_statistics", "defer_statistics", "running_layers"]
+__all__ = ["apply_statistics", "collect_statistics", "defer_statistics", "move_statistics", "running_layers"]
 
 
 class Running:
@@ -63,22 +63,21 @@ class Running:
 
     def take(self) -> Array:
         """float64 (size,): the sums and the count since the last call."""
-        xp = array_module(self.buffers[0].array)
-        sums = self.sums or [xp.zeros(b.size, xp.float64) for b in self.buffers]
-        flat = xp.concatenate([*(s.reshape(-1) for s in sums), xp.full(1, self.count, xp.float64)])
-        self.sums, self.count = None, 0
-        return flat
+        sums, count = self.taken()
+        xp = array_module(sums[0])
+        return xp.concatenate([*sums, xp.full(1, count, xp.float64)])
 
-    def fold(self, flat: np.ndarray[Any, Any]) -> None:
+    def taken(self) -> tuple[list[Array], int]:
+        """(the sums since the last call, flat and float64, one per buffer; how many were added)."""
+        xp = array_module(self.buffers[0].array)
+        sums = [s.reshape(-1) for s in self.sums] if self.sums else [xp.zeros(b.size, xp.float64) for b in self.buffers]
+        count, self.sums, self.count = self.count, None, 0
+        return sums, count
+
+    def fold(self, sums: Sequence[Array], count: float) -> None:
         """Moves the buffers towards the mean of what was recorded; nothing recorded, nothing changed."""
-        if flat[-1] == 0:
-            return
-        start, means = 0, []
-        for buffer in self.buffers:
-            mean = (flat[start:start + buffer.size] / flat[-1]).reshape(buffer.shape)
-            start += buffer.size
-            means.append(array_module(buffer.array).asarray(mean))
-        self._move(means)
+        if count:
+            self._move([(part / count).reshape(buffer.shape) for part, buffer in zip(sums, self.buffers, strict=True)])
 
     def _move(self, means: Sequence[Array]) -> None:
         """Moves the buffers towards float64 `means`, one per buffer."""
@@ -89,7 +88,7 @@ class Running:
             momentum = 1.0 / float(self.steps.array)
         for buffer, mean in zip(self.buffers, means, strict=True):
             old = buffer.array
-            old[...] = (1.0 - momentum) * old + momentum * mean
+            array_module(old).add((1.0 - momentum) * old, momentum * mean, out=old, casting="same_kind")
             buffer.mark_changed()
 
 
@@ -111,8 +110,17 @@ def collect_statistics(model: Module | Sequence[Running]) -> np.ndarray[Any, Any
     `model` may be its `running_layers`.
     """
     layers = model if isinstance(model, Sequence) else running_layers(model)
-    parts = [layer.take() for layer in layers]
-    return asnumpy(array_module(parts[0]).concatenate(parts)) if parts else np.zeros(0)
+    flat, taken = np.zeros(sum(layer.size for layer in layers)), [layer.taken() for layer in layers]
+    parts = [part for sums, _ in taken for part in sums]
+    if not parts:
+        return flat
+    joined, done, start = asnumpy(array_module(parts[0]).concatenate(parts)), 0, 0     # one copy for all layers
+    for layer, (_, count) in zip(layers, taken, strict=True):
+        stop = start + layer.size - 1
+        flat[start:stop] = joined[done:done + stop - start]
+        flat[stop] = count
+        done, start = done + stop - start, stop + 1
+    return flat
 
 
 def apply_statistics(model: Module | Sequence[Running], flat: np.ndarray[Any, Any]) -> None:
@@ -121,7 +129,20 @@ def apply_statistics(model: Module | Sequence[Running], flat: np.ndarray[Any, An
     expected = sum(layer.size for layer in layers)
     if flat.shape != (expected,):
         raise ShapeError(f"the statistics of this model have shape ({expected},), these {flat.shape}")
-    start = 0
+    if not layers:
+        return
+    start, there = 0, array_module(layers[0].buffers[0].array).asarray(flat)           # one copy for all layers
     for layer in layers:
-        layer.fold(flat[start:start + layer.size])
-        start += layer.size
+        parts = []
+        for buffer in layer.buffers:
+            parts.append(there[start:start + buffer.size])
+            start += buffer.size
+        layer.fold(parts, float(flat[start]))
+        start += 1
+
+
+def move_statistics(layers: Sequence[Running]) -> None:
+    """Folds what the layers recorded since the last call into their buffers, where nobody else has recorded anything: `collect`
+    and `apply` with nothing between, and without the host."""
+    for layer in layers:
+        layer.fold(*layer.taken())

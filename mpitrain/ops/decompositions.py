@@ -41,7 +41,7 @@ def _least(xp: Any, s: Array, shape: tuple[int, ...], atol: Any, rtol: Any) -> A
         rtol = max(shape[-2:]) * float(xp.finfo(s.dtype).eps) if atol is None else 0.0
     given = (0.0 if atol is None else atol, rtol)
     absolute, relative = (t if isinstance(t, float | int) else as_tensor(t).array[..., None] for t in given)
-    return xp.maximum(absolute, relative * s.max(axis=-1, keepdims=True, initial=0))
+    return xp.maximum(absolute, relative * (s.max(axis=-1, keepdims=True) if s.shape[-1] else 0))
 
 
 class PseudoInverse(Function):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.backend.random import current
@@ -36,8 +38,15 @@ def dropout(x: Any, p: float, layer: str, residual: Any = None, *, part: int = 0
 
 def pieces(x: Array, positions: Array, xp: Any) -> tuple[Array, Array]:
     """(rows in a stream of random words, places of their first words), both (B * L,), of x (B, L, ...) at `positions`."""
-    places = xp.asarray(positions, dtype=xp.uint64) * xp.uint64(prod(x.shape[2:]))
-    return xp.repeat(current().rows(len(x), xp), len(positions)), xp.tile(places, len(x))
+    scope, width = current(), prod(x.shape[2:])
+    key = len(x), width, positions.tobytes() if isinstance(positions, np.ndarray) else None, xp
+    found: tuple[Array, Array] | None = scope.kept.get(key)
+    if found is None:
+        places = xp.asarray(positions, dtype=xp.uint64) * xp.uint64(width)
+        found = xp.repeat(scope.rows(len(x), xp), len(positions)), xp.tile(places, len(x))
+        if scope.samples is not None and key[2] is not None:
+            scope.kept[key] = found
+    return found
 
 
 class Dropout(Function):

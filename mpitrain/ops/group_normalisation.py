@@ -6,7 +6,6 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor, differentiate
 from mpitrain.backend import Array
-from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import batch_norm as by_channel
 from mpitrain.kernels.batch_norm import channel_affine, channel_scale, channel_shift, channel_sums
@@ -37,7 +36,7 @@ class GroupNorm(Function):
         count = c // groups * size
         mean, squares = by_channel.channel_moments(x.reshape(1, n * groups, count))
         inverse = (1 / xp.sqrt(squares / max(count, 1) + eps)).repeat(c // groups)
-        centre = mean.astype(statistics_dtype(x.dtype)).repeat(c // groups)
+        centre = mean.astype(by_channel.channel_dtype(x.dtype)).repeat(c // groups)
         ctx.save(x, weight, centre, inverse)
         ctx.groups, ctx.count, ctx.eps, ctx.sums = groups, count, eps, None
         scale = channel_scale(inverse, _tiled(weight, n, xp), x.dtype)
@@ -59,12 +58,12 @@ class GroupNorm(Function):
             each = c // ctx.groups
             means = [((s if tiled is None else s * tiled).reshape(-1, each).sum(axis=1) / max(ctx.count, 1)).repeat(each)
                      for s in (plain, product)]
-            slope = (-inverse ** 3 * means[1]).astype(scale.dtype)
-            shift = (-inverse * means[0]).astype(scale.dtype)
+            slope = (-inverse ** 3 * means[1]).astype(centre.dtype)
+            shift = (-inverse * means[0]).astype(centre.dtype)
             dx = by_channel.channel_combine(grad.reshape(flat), x.reshape(flat), centre, scale, slope, shift).reshape(x.shape)
         return (dx,
-                (product * inverse).reshape(n, c).sum(axis=0).astype(statistics_dtype(x.dtype)) if ctx.needs[1] else None,
-                plain.reshape(n, c).sum(axis=0).astype(statistics_dtype(x.dtype)) if ctx.needs[2] else None)
+                (product * inverse).reshape(n, c).sum(axis=0).astype(centre.dtype) if ctx.needs[1] else None,
+                plain.reshape(n, c).sum(axis=0).astype(centre.dtype) if ctx.needs[2] else None)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, is_array
+from mpitrain.backend import Array, is_array, is_float
 from mpitrain.errors import DataError, ShapeError
-from mpitrain.kernels.rows import scatter_add_rows
+from mpitrain.kernels.rows import scatter_add_rows, take_rows
 from mpitrain.ops.inputs import as_tensor, raw
 
 __all__ = ["embedding", "getitem", "take"]
@@ -55,7 +55,7 @@ class Gather(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         whole = ctx.xp.zeros(ctx.shape, dtype=grad.dtype)
-        ctx.xp.add.at(whole, ctx.index, grad)
+        _add_at(ctx.xp, whole, ctx.index, grad)
         return whole, *(None for _ in ctx.needs[1:])
 
     @staticmethod
@@ -71,7 +71,7 @@ class AddAt(Function):
     @staticmethod
     def forward(ctx: Context, x: Array, *, shape: tuple[int, ...], index: tuple[Any, ...]) -> Array:
         whole = ctx.xp.zeros(shape, dtype=x.dtype)
-        ctx.xp.add.at(whole, index, x)
+        _add_at(ctx.xp, whole, index, x)
         ctx.index = index
         return whole
 
@@ -91,9 +91,10 @@ class Take(Function):
         if not -x.ndim <= dim < x.ndim:
             raise ShapeError(f"take: dim {dim} of an array with {x.ndim} dims, shape {x.shape}")
         ctx.dim, ctx.shape = dim % x.ndim, x.shape
-        check_indices("take", indices, x.shape[dim])
+        if ctx.xp is np or ctx.dim or not is_float(x.dtype):
+            check_indices("take", indices, x.shape[dim])
         ctx.save(indices)
-        return ctx.xp.take(x, indices, axis=dim)
+        return ctx.xp.take(x, indices, axis=dim) if ctx.dim else take_rows(x, indices)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -121,26 +122,28 @@ class Embedding(Function):
             advice = "; x.long() makes indices of floats" if indices.dtype.kind == "f" and weight.ndim == 2 else ""
             raise ShapeError(f"embedding: wants integer indices and a weight with 2 dims, found {indices.dtype} "
                              f"and shape {weight.shape}{advice}")
-        check_indices("embedding", indices, weight.shape[0])
+        if ctx.xp is np or not is_float(weight.dtype):     # a device makes NaN of such a row: it would have to be waited for
+            check_indices("embedding", indices, weight.shape[0])
         ctx.save(indices)
         ctx.rows = weight.shape[0]
-        return ctx.xp.take(weight, indices, axis=0)
+        return take_rows(weight, indices)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         indices, = ctx.saved
-        return None, _add_rows(ctx.xp, ctx.rows, indices, grad, ctx.out(1))
+        dtype = grad.dtype if grad.dtype.itemsize > 2 else "float32"           # the gradient of a parameter, of 16 bits too
+        return None, _add_rows(ctx.xp, ctx.rows, indices, grad, ctx.out(1), dtype)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
         return None, AddAt.apply(grad, shape=(ctx.rows, grad.shape[-1]), index=(ctx.saved[0],))
 
 
-def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None = None) -> Array:
+def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None = None, dtype: Any = None) -> Array:
     """(n, ...): row i is the sum of the rows of `values` whose index is i; written to `out` where given."""
     rest = values.shape[indices.ndim:]
     if out is None:
-        out = xp.zeros((n, *rest), dtype=values.dtype)
+        out = xp.zeros((n, *rest), dtype=values.dtype if dtype is None else dtype)
     else:
         out[...] = 0
     rows, added = out.reshape(n, prod(rest)), values.reshape(indices.size, prod(rest))
@@ -148,6 +151,21 @@ def _add_rows(xp: Any, n: int, indices: Array, values: Array, out: Array | None 
         rows, added = rows.view(values.real.dtype), xp.ascontiguousarray(added).view(values.real.dtype)
     scatter_add_rows(rows, indices.reshape(-1), added)
     return out
+
+
+def _add_at(xp: Any, whole: Array, index: tuple[Any, ...], values: Array) -> None:
+    """whole[index] += values, each as often as it is in the index, in a fixed order: `add.at` of CuPy adds as it happens."""
+    if xp is np or values.dtype.kind == "c" or not values.size:
+        xp.add.at(whole, index, values)
+        return
+    dims = 0                                      # the first ones, which are chosen from; rows of the rest are added whole
+    while dims < len(index) and is_array(index[dims]) and index[dims].dtype.kind in "iu":
+        dims += 1
+    dims = dims if dims == len(index) else whole.ndim
+    count = prod(whole.shape[:dims])
+    places = xp.arange(count).reshape(whole.shape[:dims])[index].reshape(-1)
+    width = prod(whole.shape[dims:])
+    scatter_add_rows(whole.reshape(count, width), places, values.reshape(places.size, width))
 
 
 def check_indices(name: str, indices: Array, n: int) -> None:
@@ -232,10 +250,14 @@ def _is_mask(e: Any) -> bool:
 
 
 def take(x: Any, index: Any, dim: int = 0) -> Tensor:
-    """The entries `index` along `dim`; the dims of `index` stand in for `dim`. DataError where one is out of range."""
+    """The entries `index` along `dim`; the dims of `index` stand in for `dim`. DataError where one is out of range; on a device,
+    floats along the first dim are NaN there.
+    """
     return Take.apply(x, index, dim=dim)
 
 
 def embedding(indices: Any, weight: Any) -> Tensor:
-    """Rows `indices` (...) of `weight` (V, D): (..., D). DataError (row, value) where an index is out of range."""
+    """Rows `indices` (...) of `weight` (V, D): (..., D). DataError (row, value) where an index is out of range; on a device, such
+    a row is NaN.
+    """
     return Embedding.apply(indices, weight)

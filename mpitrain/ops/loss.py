@@ -4,9 +4,13 @@ ranks, so that uneven batches stay exact. The counts are beside: `cross_entropy_
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor, stand_in
+from mpitrain.autograd.accumulate import ONE, is_private
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.kernels import pointwise, rows
@@ -29,23 +33,30 @@ class CrossEntropy(Function):
                              f"{logits.shape[:-1]}, found {labels.dtype} of shape {labels.shape}")
         classes = logits.shape[-1]
         flat = ctx.xp.ascontiguousarray(labels, dtype=ctx.xp.int64).reshape(-1)
-        check_labels(flat, classes, ignore, labels)
-        losses, exps, totals = rows.cross_entropy(logits.reshape(flat.size, classes), flat, smoothing, ignore, ctx.needs[0])
-        ctx.save(exps, flat, totals)
+        if ctx.xp is np:                          # a device makes NaN of such a loss: it would have to be waited for
+            check_labels(flat, classes, ignore, labels)
+        x = logits.reshape(flat.size, classes)
+        losses, kept, totals = rows.cross_entropy(x, flat, smoothing, ignore, ctx.needs[0])
+        ctx.save(logits if kept is x else kept, flat, totals)      # a change of the logits is noticed where they are kept
+        ctx.keeps_logits = kept is x
         ctx.shape, ctx.smoothing, ctx.ignore = logits.shape, smoothing, ignore
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
-        exps, labels, totals = ctx.saved
+        kept, labels, totals = ctx.saved
         smoothing, ignore, shape = ctx.smoothing, ctx.ignore, ctx.shape
-        ctx.release()                             # the gradient is written over the exponentials
-        return rows.cross_entropy_grad(exps, labels, totals, smoothing, ignore, grad).reshape(shape), None
+        own = not ctx.keeps_logits
+        ctx.release()                             # the gradient is written over exponentials, or logits that nobody else has
+        own = own or (getrefcount(kept) == ONE and is_private(kept))
+        kept = kept.reshape(labels.size, shape[-1])
+        return rows.cross_entropy_grad(kept, labels, totals, smoothing, ignore, grad, own).reshape(shape), None
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:
-        exps, labels, totals = ctx.saved
-        classes, xp = exps.shape[1], ctx.xp
+        kept, labels, totals = ctx.saved
+        classes, xp = ctx.shape[-1], ctx.xp
+        exps, totals = rows.exponentials(kept.reshape(len(labels), classes), totals)
         counted = xp.ones(len(labels), bool) if ctx.ignore is None else labels != ctx.ignore
         share = xp.where(counted[:, None], exps, 1) / xp.where(counted, totals, 1)[:, None]      # of ignored rows, anything
         log_p = xp.log(xp.maximum(share, xp.finfo(exps.dtype).tiny))
@@ -194,7 +205,7 @@ def cross_entropy(input: Any, target: Any, *, label_smoothing: float = 0.0, igno
     """-log softmax(input)[target], summed; logits `input` (..., C), integer `target` (...).
 
     `label_smoothing` s mixes the label's distribution with the uniform one, s/C each. Labels equal to `ignore_index`
-    count for nothing. Raises DataError (row, value) for other labels outside 0 ... C-1.
+    count for nothing. Raises DataError (row, value) for other labels outside 0 ... C-1; on a device, the loss is NaN then.
     """
     return CrossEntropy.apply(input, target, smoothing=label_smoothing, ignore=ignore_index)
 

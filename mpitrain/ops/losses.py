@@ -180,7 +180,7 @@ def labels_loss(name: str, log_p: Tensor, target: Any, weight: Any, ignore: int 
     if smoothing:
         spread = sum(-(log_p.reshape(len(labels), classes) * each), 1)
         terms = terms * (1 - smoothing) + where(counted, spread, zero) * (smoothing / classes)
-    return reduced(terms.reshape(log_p.shape[:-1]), reduction, float(own.sum()))
+    return reduced(terms.reshape(log_p.shape[:-1]), reduction, float(own.sum()) if reduction == "mean" else None)
 
 
 def cross_entropy_loss(input: Any, target: Any, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean",
@@ -219,7 +219,8 @@ def focal_loss(input: Any, target: Any, gamma: float = 2.0, weight: Any = None, 
     terms = where(sure, zero, power(where(sure, zero + 1, -expm1(own)), gamma) * -own) if gamma else -own
     if weight is not None:
         terms = terms * class_weights("focal_loss", log_p, weight)[labels]
-    return reduced(where(counted, terms, zero).reshape(log_p.shape[:-1]), reduction, float(counted.sum()))
+    found = where(counted, terms, zero).reshape(log_p.shape[:-1])
+    return reduced(found, reduction, float(counted.sum()) if reduction == "mean" else None)
 
 
 def dice_loss(input: Any, target: Any, eps: float = 1.0, reduction: str = "mean") -> Tensor:

@@ -8,7 +8,6 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor, differentiate, no_grad
 from mpitrain.backend import Array
-from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ArgumentError, GraphError, ShapeError
 from mpitrain.kernels import batch_norm as by_channel
 from mpitrain.kernels import pointwise
@@ -74,7 +73,7 @@ class BatchNorm(Function):
             y, mean, variance, inverse = by_channel.batch_norm(channels, weight, bias, _channels_or_none(residual), eps,
                                                                 activation)
             count: Any = channels.shape[0] * channels.shape[2]
-            centre = mean.astype(statistics_dtype(x.dtype))
+            centre = mean.astype(by_channel.channel_dtype(x.dtype), copy=False)
         else:
             centre, variance, count = BatchNorm._statistics(ctx, channels, reduce)
             inverse = 1 / ctx.xp.sqrt(variance + eps)
@@ -88,7 +87,7 @@ class BatchNorm(Function):
         ctx.save(x, weight, bias, centre, inverse, y if activation and not again else None)
         ctx.count, ctx.reduce, ctx.activation, ctx.eps, ctx.sums = count, reduce, activation, eps, None
         if record is not None:
-            record((centre, variance.astype(statistics_dtype(x.dtype)), count))
+            record((centre, variance.astype(centre.dtype, copy=False), count))
         return y
 
     @staticmethod
@@ -99,22 +98,23 @@ class BatchNorm(Function):
         if reduce is None:
             variance = squares / count
         else:                                         # one message: sums of values, of squares, and the count
+            mean, squares = (sums.astype("float64", copy=False) for sums in (mean, squares))
             total = xp.concatenate([mean * count, squares + count * mean * mean, xp.full(1, count, dtype="float64")])
             reduce(total)
             count = total[-1]
             mean, variance = (total[:-1] / count).reshape(2, -1)
             variance = xp.maximum(variance - mean * mean, 0)
-        return mean.astype(statistics_dtype(channels.dtype)), variance, count
+        return mean.astype(by_channel.channel_dtype(channels.dtype)), variance, count
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         dx = None
         if ctx.sums is None:                          # the second half of a split backward finds them here
             dx, ctx.before = BatchNorm._gradients(ctx, grad)
-        dtype = statistics_dtype(grad.dtype)
+        dtype = by_channel.channel_dtype(grad.dtype)
         plain, product = ctx.sums
         return (dx,
-                (product * ctx.saved[4]).astype(dtype) if ctx.needs[1] else None,
+                (product * ctx.saved[4]).astype(dtype, copy=False) if ctx.needs[1] else None,
                 plain.astype(dtype) if ctx.needs[2] else None,
                 ctx.before.reshape(grad.shape) if ctx.needs[3] else None)
 
@@ -137,8 +137,7 @@ class BatchNorm(Function):
             ctx.reduce(total)
         total /= ctx.count
         scale = channel_scale(inverse, weight, x.dtype)
-        slope = (-scale * inverse * inverse * total[1]).astype(scale.dtype)
-        shift = (-scale * total[0]).astype(scale.dtype)
+        slope, shift = (sums.astype(centre.dtype) for sums in (-scale * inverse * inverse * total[1], -scale * total[0]))
         return by_channel.channel_combine(flat, channels, centre, scale, slope, shift).reshape(x.shape), flat
 
     @staticmethod
@@ -177,7 +176,7 @@ class FixedNorm(Function):
                 eps: float) -> Array:
         xp = ctx.xp
         inverse = 1 / xp.sqrt(variance.astype("float64") + eps)
-        centre = mean.astype(statistics_dtype(x.dtype))
+        centre = mean.astype(by_channel.channel_dtype(x.dtype))
         ctx.save(x, weight, centre, inverse)
         channels = as_channels(x)
         return channel_affine(channels, centre, channel_scale(inverse, weight, x.dtype),
@@ -187,13 +186,13 @@ class FixedNorm(Function):
     def backward(ctx: Context, grad: Array) -> tuple[Array | None, ...]:
         x, weight, centre, inverse = ctx.saved
         scale = channel_scale(inverse, weight, x.dtype).reshape(1, -1, *(1,) * (x.ndim - 2))
-        dx = grad * scale if ctx.needs[0] else None
+        dx = (grad * scale).astype(grad.dtype, copy=False) if ctx.needs[0] else None
         if not any(ctx.needs[1:]):
             return dx, None, None, None, None
         plain, product = channel_sums(as_channels(grad), as_channels(x), centre)
         return (dx,
-                (product * inverse).astype(statistics_dtype(x.dtype)) if ctx.needs[1] else None,
-                plain.astype(statistics_dtype(x.dtype)) if ctx.needs[2] else None, None, None)
+                (product * inverse).astype(centre.dtype) if ctx.needs[1] else None,
+                plain.astype(centre.dtype) if ctx.needs[2] else None, None, None)
 
     @staticmethod
     def derivative(ctx: Context, grad: Tensor) -> tuple[Any, ...]:

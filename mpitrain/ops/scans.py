@@ -7,6 +7,7 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array, is_float
+from mpitrain.backend.ufuncs import accumulated
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines as kernels
 from mpitrain.ops.comparison import not_equal
@@ -55,7 +56,7 @@ class LogCumSumExp(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array) -> Array:
-        result = ctx.xp.logaddexp.accumulate(x, axis=-1)
+        result = accumulated("logaddexp", x, -1)
         ctx.save(x, result)
         return result
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
+from mpitrain.backend.ufuncs import at
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.lines import grid
 from mpitrain.ops.choice import where
@@ -25,7 +26,7 @@ class ScatterExtremum(Function):
     def forward(ctx: Context, x: Array, index: Array, source: Array, *, dim: int, ufunc: str) -> Array:
         out, places = x.copy(), grid(ctx.xp, index, dim)
         part = source[tuple(slice(0, n) for n in index.shape)]
-        getattr(ctx.xp, ufunc).at(out, places, part)
+        at(ufunc, out, places, part)
         mine, theirs = x == out, part == out[places]
         count = mine.astype(x.dtype)
         ctx.xp.add.at(count, places, theirs.astype(x.dtype))
@@ -45,10 +46,9 @@ class ScatterProduct(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, index: Array, source: Array, *, dim: int) -> Array:
-        xp, places = ctx.xp, grid(ctx.xp, index, dim)
-        part = source[tuple(slice(0, n) for n in index.shape)]
+        places, part = grid(ctx.xp, index, dim), source[tuple(slice(0, n) for n in index.shape)]
         out = x.copy()
-        xp.multiply.at(out, places, part)
+        at("multiply", out, places, part)
         ctx.save(x, part)
         ctx.places, ctx.shape = places, source.shape
         return out
@@ -58,7 +58,7 @@ class ScatterProduct(Function):
         x, part = ctx.saved
         xp, places = ctx.xp, ctx.places
         product, zeros = xp.where(x == 0, 1, x).astype(x.dtype), (x == 0).astype("int64")
-        xp.multiply.at(product, places, xp.where(part == 0, 1, part).astype(x.dtype))
+        at("multiply", product, places, xp.where(part == 0, 1, part).astype(x.dtype))
         xp.add.at(zeros, places, (part == 0).astype("int64"))
 
         def others(value: Array, product: Array, zeros: Array) -> Array:

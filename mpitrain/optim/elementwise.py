@@ -16,6 +16,7 @@ from mpitrain.errors import GraphError
 from mpitrain.optim.optimizer import Allocate, Optimizer, Run, require
 
 BLOCK = 1 << 14            # elements: a block of each of the arrays of a rule, and of what it computes, lies in a cache of 1 MiB
+DEVICE_BLOCK = 1 << 24     # on a device, where each operation is a launch: what is computed takes 64 MiB an array in float32
 
 
 class Elementwise(Optimizer):
@@ -25,9 +26,10 @@ class Elementwise(Optimizer):
 
     def change(self, run: Run, gradients: Array, lr: float, step: int, scale: float) -> None:
         parts, n = self.parts(run), run.stop - run.start
-        for first in range(0, n, BLOCK):
-            w, *state = [part[first:first + BLOCK] for part in parts]
-            self.rule(w, gradients[first:first + BLOCK] * scale, *state, decay=run.decay, lr=lr, step=step)
+        block = DEVICE_BLOCK if self._on_device else BLOCK
+        for first in range(0, n, block):
+            w, *state = [part[first:first + block] for part in parts]
+            self.rule(w, gradients[first:first + block] * scale, *state, decay=run.decay, lr=lr, step=step)
 
     def rule(self, w: Array, g: Array, *state: Array, decay: float, lr: float, step: int) -> None:
         """Changes a block of the values `w` and of the states in place."""

@@ -167,10 +167,15 @@ class Strips:
         self.ordered = sorted(self.starts)
 
     def __getitem__(self, part: slice) -> Array:
-        from bisect import bisect_right
-        shift = self.starts[self.ordered[bisect_right(self.ordered, part.start) - 1]]
-        found: Array = self.flat[part.start + shift:part.stop + shift]
+        start = self.place(part.start)
+        found: Array = self.flat[start:start + part.stop - part.start]
         return found
+
+    def place(self, start: int) -> int:
+        """Where the subset's element `start` lies in `flat`."""
+        from bisect import bisect_right
+        shift: int = self.starts[self.ordered[bisect_right(self.ordered, start) - 1]]
+        return start + shift
 
 
 class Grouped(Optimizer):
@@ -224,13 +229,12 @@ class Grouped(Optimizer):
         return [one._replace(among=among(group)) for group, _, rule in self.rules for one in rule.held()]
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
-               segments: Sequence[Segment] | None = None) -> None:
+               segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
         for group, subset, rule in self.rules:
             own = None if segments is None else subset.own(segments)
             if step > group.start and (own is None or own):
                 rule.update(subset.strips(gradients), lr=lr * group.factor, step=step - int(group.start), scale=scale,
-                            segments=own)
-        self.round(segments)
+                            segments=own, numbers=numbers)
         self.steps = step
 
     def averaged_weights(self, segments: Sequence[Segment] | None = None) -> Iterator[tuple[Segment, Array]]:

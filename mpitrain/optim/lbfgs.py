@@ -102,7 +102,7 @@ class LBFGS(Optimizer):
         return first[0]
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
-               segments: Sequence[Segment] | None = None) -> None:
+               segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
         raise GraphError("LBFGS computes the loss several times in a step; use step(closure), or minimise(evaluate, lr)")
 
     def minimise(self, evaluate: Evaluate, lr: float) -> float:
@@ -272,7 +272,7 @@ def dot(a: Array, b: Array) -> float:
 
 
 def largest(a: Array) -> float:
-    return float(abs(a).max(initial=0))
+    return float(abs(a).max()) if a.size else 0.0
 
 
 def total(a: Array) -> float:

@@ -8,8 +8,39 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
-from mpitrain.kernels.optimizer import square_sums
+from mpitrain.backend.runtime import runtime
+from mpitrain.kernels.kernel import FORMATS
+from mpitrain.kernels.optimizer import FACTOR, NUMBERS, SCALE, square_sums
 from mpitrain.optim.optimizer import Segment
+from mpitrain.optim.places import memory_of, place_in
+
+
+class BlockSums:
+    """Called with a flat array, the sums of the squares of blocks of 4,096 elements of each segment: float64 (blocks,).
+
+    Blocks are in the order of (name, place, block). On a device they are made by one launch, over a table that is made once.
+    """
+
+    def __init__(self, segments: Sequence[Segment]):
+        self.segments = sorted(segments, key=lambda s: (s.name, s.start))
+        self._tables: dict[bool, Array] = {}
+
+    def __call__(self, flat: Any) -> Array:
+        memory = memory_of(flat)
+        xp = array_module(memory)
+        if xp is not np and memory.dtype.name in FORMATS and runtime(xp.__name__) is not None:
+            return self._in_one_launch(flat, memory, xp)
+        parts = [square_sums(flat[s.start:s.stop]) for s in self.segments]
+        return xp.concatenate(parts) if parts else xp.zeros(0, np.float64)
+
+    def _in_one_launch(self, flat: Any, memory: Array, xp: Any) -> Array:
+        from mpitrain.kernels.device.code import contiguous
+        from mpitrain.kernels.device.optimizer import blocks_of, sums_of_blocks
+        table = self._tables.get(flat is memory)
+        if table is None:
+            places = [(place_in(flat, s.start), s.stop - s.start) for s in self.segments if s.stop > s.start]
+            table = self._tables[flat is memory] = xp.asarray(blocks_of((start, start + n) for start, n in places))
+        return sums_of_blocks(contiguous(memory), table)
 
 
 def squared_norm(segments: Sequence[Segment], flat: Array) -> float:
@@ -18,13 +49,17 @@ def squared_norm(segments: Sequence[Segment], flat: Array) -> float:
     Each parameter is summed in blocks of 4,096 elements, and the blocks are added in (name, block) order, so the result
     does not depend on where the parameters lie. NaN and Inf come through.
     """
-    chosen = sorted(segments, key=lambda s: (s.name, s.start))
-    return _fold([square_sums(flat[s.start:s.stop]) for s in chosen])
+    return total_of(asnumpy(BlockSums(segments)(flat)))
 
 
 def sum_of_squares(x: Array) -> float:
     """The same for one flat array."""
-    return _fold([square_sums(x)])
+    return total_of(asnumpy(square_sums(x)))
+
+
+def total_of(sums: np.ndarray[Any, Any]) -> float:
+    """The sum of the sums of blocks, one after the other; np.sum adds in pairs."""
+    return float(np.add.accumulate(sums)[-1]) if len(sums) else 0.0
 
 
 def clip_factor(norm: float, limit: float) -> float:
@@ -32,8 +67,9 @@ def clip_factor(norm: float, limit: float) -> float:
     return min(1.0, limit / (norm + 1e-6))
 
 
-def _fold(blocks: list[Any]) -> float:
-    if not blocks:
-        return 0.0
-    sums = asnumpy(array_module(blocks[0]).concatenate(blocks))
-    return float(np.add.accumulate(sums)[-1]) if len(sums) else 0.0  # accumulate adds one after the other; np.sum adds in pairs.
+def numbers_of_a_step(xp: Any) -> Array:
+    """float64 (8,): the numbers of a step in memory of `xp` (`kernels.optimizer.conclude_norm`), before the first one."""
+    host = np.zeros(NUMBERS)
+    host[FACTOR] = host[SCALE] = 1.0
+    made: Array = xp.asarray(host)
+    return made

@@ -4,8 +4,13 @@
                               | down                          ^ up
     host                  gradients -> optimizer, m, v -> parameters
 
-The host has a copy of the parameters, so a step moves gradients down and parameters up. Parameters that somebody else has changed
-since (a checkpoint that was read, a broadcast) come down first.
+The host has a copy of the parameters, so a step moves gradients down and parameters up, in pieces of neighbouring parameters:
+
+    down     piece 0 | piece 1 | piece 2 |
+    host               update 0 | update 1 | update 2
+    up                            piece 0  | piece 1  | piece 2
+
+Parameters that somebody else has changed since (a checkpoint that was read, a broadcast) come down first.
 """
 
 from __future__ import annotations
@@ -15,8 +20,62 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import Array, asnumpy, overwrite
+from mpitrain.backend import Array, array_module, asnumpy
+from mpitrain.kernels.optimizer import FACTOR, FOUND
 from mpitrain.optim.optimizer import Allocate, Held, Optimizer, Segment
+from mpitrain.optim.places import memory_of, place_in
+
+PIECE = 32 << 20             # bytes: at 50 GB/s a piece takes 0.7 ms, against which the start of a copy is nothing
+
+
+class Copies:
+    """Copies between arrays of the device of `xp` and pinned memory of the host, beside what the device computes.
+
+    Between `begin` and `end`; what the device has been asked for before `begin` is done before the copies, and what it is asked
+    for after `end` after them. The tests' stand-in for a GPU has no streams: each copy is done when it is asked for.
+    """
+
+    def __init__(self, xp: Any):
+        self._cuda = getattr(xp, "cuda", None)
+        self._xp = xp
+        if self._cuda is not None:
+            self._down, self._up = self._cuda.Stream(non_blocking=True), self._cuda.Stream(non_blocking=True)
+
+    def memory(self, size: int, dtype: Any) -> Array:
+        """Host memory that copies are fast from and to, zero."""
+        if self._cuda is None or not size:
+            return np.zeros(size, dtype)
+        nbytes = size * np.dtype(dtype).itemsize
+        flat: Array = np.frombuffer(self._cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes).view(dtype)
+        flat.fill(0)
+        return flat
+
+    def begin(self) -> None:
+        if self._cuda is not None:
+            self._up.synchronize()                        # Nothing leaves the host's memory any more, which is written to next.
+            asked = self._cuda.get_current_stream().record()
+            self._down.wait_event(asked)
+            self._up.wait_event(asked)
+
+    def down(self, source: Array, to: Array) -> Callable[[], None]:
+        """Begins a copy to the host; the result waits until it is there."""
+        if self._cuda is None:
+            to[...] = asnumpy(source)
+            return lambda: None
+        source.get(stream=self._down, out=to, blocking=False)
+        done: Callable[[], None] = self._down.record().synchronize
+        return done
+
+    def up(self, source: Array, to: Array) -> None:
+        """Begins a copy to the device."""
+        if self._cuda is None:
+            to[...] = self._xp.asarray(source)
+        else:
+            to.set(source, stream=self._up)
+
+    def end(self) -> None:
+        if self._cuda is not None:
+            self._cuda.get_current_stream().wait_event(self._up.record())
 
 
 class HostStorage:
@@ -25,10 +84,10 @@ class HostStorage:
     `values` is a copy of the device's; places and names are the storage's own. `allocate` supplies memory for state.
     """
 
-    def __init__(self, storage: Any, allocate: Allocate | None = None):
+    def __init__(self, storage: Any, copies: Copies, allocate: Allocate | None = None):
         self.device_storage, self.allocate, self.segments = storage, allocate, storage.segments
         self.dtype = np.dtype(str(storage.values.dtype))
-        self.values: Array = np.zeros(storage.values.shape, self.dtype)
+        self.values: Array = copies.memory(storage.values.shape[0], self.dtype)
         self.views, self.compute = storage.views, None
         self.attach_gradients = storage.attach_gradients      # An optimizer's `step` is not for state on the host, `update` is.
 
@@ -59,11 +118,12 @@ class OnHost(Optimizer):
     """
 
     def __init__(self, make: Callable[[Any], Optimizer], storage: Any, allocate: Allocate | None = None):
-        host = HostStorage(storage, allocate)
+        self._copies = Copies(array_module(memory_of(storage.values)))
+        host = HostStorage(storage, self._copies, allocate)
         self.inner, self.device_storage, self.host = make(host), storage, host
         vars(self).update({name: value for name, value in vars(self.inner).items() if name not in vars(self)})
         self.whole_parameters = self.inner.whole_parameters
-        self._gradients = np.zeros_like(host.values)
+        self._gradients = self._copies.memory(host.values.size, host.dtype)
         self._seen: list[int] | None = None               # The copy was made when parameters had been changed so often.
 
     def held(self) -> list[Held]:
@@ -78,16 +138,58 @@ class OnHost(Optimizer):
         return self.inner.nbytes + int(self.host.values.nbytes + self._gradients.nbytes)
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
-               segments: Sequence[Segment] | None = None) -> None:
+               segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
+        if numbers is not None:                           # The host, which updates, has to wait for them.
+            found = asnumpy(numbers)
+            if found[FOUND]:
+                self.steps = step
+                return
+            scale *= float(found[FACTOR])
         chosen = self.host.segments if segments is None else segments
+        values, copies, host = self.device_storage.values, self._copies, self.host
+        copies.begin()
         self._refresh()
-        for s in chosen:
-            self._gradients[s.start:s.stop] = asnumpy(gradients[s.start:s.stop])
-        self.inner.update(self._gradients, lr=lr, step=step, scale=scale, segments=segments)
-        for s in chosen:
-            overwrite(self.device_storage.values[s.start:s.stop], self.host.values[s.start:s.stop])
-        self.device_storage.refresh(segments)
-        self.steps, self._seen = step, self._changes()
+        pieces = self._pieces(chosen, gradients)
+        coming = [copies.down(gradients[a:b], self._gradients[a:b]) for a, b, _ in pieces]
+        for (a, b, parts), wait in zip(pieces, coming, strict=True):
+            wait()
+            self.inner.update(self._gradients, lr=lr, step=step, scale=scale, segments=parts)
+            copies.up(host.values[a:b], values[a:b])
+        copies.end()
+        if self.device_copy is not None:
+            self._write_copy(pieces)
+        self.inner.steps = self.steps = step
+        self._seen = self._changes()
+
+    @property
+    def device_copy(self) -> Array | None:
+        """The copy of the parameters in 16 bits that the device computes with."""
+        found: Array | None = getattr(self.device_storage, "compute", None)
+        return found
+
+    def _write_copy(self, pieces: Sequence[tuple[int, int, Any]]) -> None:
+        values, copy = self.device_storage.values, self.device_copy
+        assert copy is not None
+        for a, b, _ in pieces:
+            place = place_in(values, a)
+            copy[place:place + b - a] = values[a:b].astype(copy.dtype)
+
+    def _pieces(self, segments: Sequence[Segment], gradients: Any) -> list[tuple[int, int, list[Segment]]]:
+        """Elements [a, b) and their segments: neighbours, with the zeros between them, up to the size of a piece."""
+        pieces: list[tuple[int, int, list[Segment]]] = []
+        most = PIECE // self.host.dtype.itemsize
+        for s in segments:
+            if s.stop == s.start:
+                continue
+            if pieces:
+                a, b, parts = pieces[-1]
+                near = self._follows.get(b) == s.start and s.stop - a <= most
+                if near and all(place_in(flat, s.start) - place_in(flat, a) == s.start - a
+                                for flat in (self.device_storage.values, gradients)):
+                    pieces[-1] = (a, s.stop, [*parts, s])
+                    continue
+            pieces.append((s.start, s.stop, [s]))
+        return pieces
 
     def restart(self) -> None:
         self.inner.restart()
@@ -96,8 +198,10 @@ class OnHost(Optimizer):
     def _refresh(self) -> None:
         if self._seen == self._changes():
             return
-        for s in self.host.segments:
-            self.host.values[s.start:s.stop] = asnumpy(self.device_storage.values[s.start:s.stop])
+        values = self.device_storage.values
+        for wait in [self._copies.down(values[a:b], self.host.values[a:b])
+                     for a, b, _ in self._pieces(self.host.segments, values)]:
+            wait()
 
     def _changes(self) -> list[int]:
         return [s.parameter.shared_version().count for s in self.host.segments]

@@ -14,9 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.kernel import Kernel
+from mpitrain.optim.places import memory_of
 from mpitrain.registry import Registry
 
 Allocate = Callable[[int], Any]
@@ -150,20 +153,29 @@ class Optimizer:
         ordered = [s for s in storage.segments if s.stop > s.start]
         self._follows = {a.stop: b.start for a, b in zip(ordered, ordered[1:])}
         self._extents = {s.name: (s.start, s.stop) for s in storage.segments}
+        self._on_device = array_module(memory_of(storage.values)) is not np
+        self.launch: Any = False                  # An `one_launch.OneLaunch`, or None; False before it has been looked for.
         self._frozen: list[str] | None = None
         self._all_runs: list[Run] = []
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
-               segments: Sequence[Segment] | None = None) -> None:
+               segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
         """Changes the parameters in `segments` (default: all) in place; `gradients` is flat and is only read.
 
-        `step` counts updates from 1 (bias corrections need it); `scale` multiplies the gradients on the way in.
+        `step` counts updates from 1 (bias corrections need it); `scale` multiplies the gradients on the way in. On a device part
+        of it may lie in `numbers`, those of `kernels.optimizer.conclude_norm`: their factor multiplies the gradients, too, and
+        where they say that a gradient was not finite nothing changes. Nobody waits for them, unless the rule is more than a
+        kernel. Where the storage has `compute`, the 16-bit copy of the parameters, the update writes that, too.
         """
         if gradients.shape != self.storage.values.shape:
             raise ShapeError(f"the gradients are a flat array of shape {self.storage.values.shape}, got {gradients.shape}")
-        for run in self._runs_of_all() if segments is None else self.runs(segments):
-            self.change(run, gradients[run.start:run.stop], lr, step, self.sign * scale)
-        self.round(segments)
+        runs = self._runs_of_all() if segments is None else self.runs(segments)
+        if self._on_device or numbers is not None:
+            from mpitrain.optim.one_launch import change
+            change(self, runs, gradients, lr, step, self.sign * scale, numbers)
+        else:
+            for run in runs:
+                self.change(run, gradients[run.start:run.stop], lr, step, self.sign * scale)
         for segment in self.storage.segments if segments is None else segments:
             segment.parameter.mark_changed()
         self.steps = step

@@ -28,19 +28,26 @@ from mpitrain.schedules.direct import OwnersToAll, SumToOwners
 
 
 class Strips:
-    """A segmented view of flat memory: `strips[a:b]`, which must lie in one segment, shows its elements."""
+    """A segmented view of flat memory: `strips[a:b]`, which must lie in one of its `parts`, shows its elements."""
 
-    def __init__(self, arrays: Sequence[Array], dtype: Any):
-        self._arrays, self.dtype = [array for array in arrays if array.size], dtype
-        self._starts = list(accumulate((array.size for array in self._arrays), initial=0))
+    def __init__(self, flat: Array, parts: Sequence[slice], dtype: Any):
+        self.flat, self._parts, self.dtype = flat, [part for part in parts if part.stop > part.start], dtype
+        self._starts = list(accumulate((part.stop - part.start for part in self._parts), initial=0))
         self.size = self._starts[-1]
         self.shape = (self.size,)
 
     def __getitem__(self, part: slice) -> Array:
         i = bisect_right(self._starts, part.start) - 1
-        start = self._starts[i]
         assert part.start <= part.stop <= self._starts[i + 1], "elements of two strips"
-        return self._arrays[i][part.start - start:part.stop - start]
+        start = self.place(part.start)
+        found: Array = self.flat[start:start + part.stop - part.start]
+        return found
+
+    def place(self, start: int) -> int:
+        """Where element `start` lies in `flat`."""
+        i = bisect_right(self._starts, start) - 1
+        found: int = self._parts[i].start + start - self._starts[i]
+        return found
 
 
 class Unit:
@@ -86,7 +93,7 @@ class Shards:
 
     def strips(self, flat: Array) -> Strips:
         """This rank's slices of a flat array of the whole layout, as one."""
-        return Strips([flat[unit.own.start:unit.own.stop] for unit in self.units], self.dtype)
+        return Strips(flat, [unit.own for unit in self.units], self.dtype)
 
     def initialise(self, seed: int) -> Array:
         """The initial values of this rank's slices, as an array; those of the others are made nowhere here."""

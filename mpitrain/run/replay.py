@@ -34,6 +34,7 @@ from mpitrain.comm.mesh import Mesh
 from mpitrain.config import Config
 from mpitrain.config.sections import CommConfig, MeshConfig
 from mpitrain.errors import CheckpointError, DesyncError, MissingError, UsageError
+from mpitrain.parallel.pipeline.late import parts_of
 from mpitrain.placement.place import micro_batches
 from mpitrain.run.session import Session
 from mpitrain.schedules.grid import Grid
@@ -141,13 +142,14 @@ def compute(config: Config, description: Any, found: Checkpoint | None, step: in
         repeat(job, found, step, back)
         batch = load_step(step - 1)
         if micro_batch is None:
-            loss, _, norm, *_ = job.trainer.train_step(batch)
+            mean, _, norm, *_ = job.trainer.train_step(batch)
+            loss = float(mean)
         else:
             chosen = [micro for micro in batch if micro.index == micro_batch]
             if not chosen:
                 raise UsageError(f"step {step} has micro-batches 0 to {batch[-1].index}, found --micro-batch {micro_batch}")
             policy.begin()
-            loss = math.fsum(job.trainer.pipeline.run(chosen))
+            loss = math.fsum(parts_of(job.trainer.pipeline.run(chosen)))
             policy.reducer.finish()
     hashes = gradients_of(job)
     parameters = {p.key: array_sha256(asnumpy(p.master)) for p in job.context.stage.model.parameters()}

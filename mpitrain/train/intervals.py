@@ -11,7 +11,8 @@ NO_TALLY = np.zeros(0)
 
 
 class Step(NamedTuple):
-    """One completed update; `loss` is the mean over the global batch, before the update.
+    """One completed update; `loss` is the mean over the global batch, before the update. On a device it is still on its way there
+    (`pipeline.late.LateLosses`), and who asks for it waits for the step.
 
     `comm_exposed_s` is the wait of the rank that waited least: the others waited for slower ranks too, not for messages alone.
     `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`. `skipped` is the number of steps
@@ -20,7 +21,7 @@ class Step(NamedTuple):
     one rank.
     """
 
-    loss: float
+    mean: Any
     lr: float
     grad_norm: float | None
     comm_exposed_s: float
@@ -28,6 +29,10 @@ class Step(NamedTuple):
     skipped: int = 0
     worked: np.ndarray[Any, Any] = NO_TALLY
     loaded: np.ndarray[Any, Any] = NO_TALLY
+
+    @property
+    def loss(self) -> float:
+        return float(self.mean)
 
 
 @dataclass

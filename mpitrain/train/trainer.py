@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,7 +20,8 @@ from mpitrain.data import Loader, MicroBatch
 from mpitrain.errors import NumericsError, Stopped, Terminated
 from mpitrain.optim.schedule import Adaptive
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
-from mpitrain.parallel.pipeline.runner import Pipeline
+from mpitrain.parallel.pipeline.late import LateLosses, parts_of
+from mpitrain.parallel.pipeline.runner import Parts, Pipeline
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.train.bad_steps import BadSteps
 from mpitrain.train.evaluate import Evaluator
@@ -28,6 +29,7 @@ from mpitrain.train.intervals import NO_TALLY, Plan, Step
 from mpitrain.train.observers import Observer, Watched
 from mpitrain.train.patience import Patience, is_better
 
+Batches: TypeAlias = Iterator[tuple[int, list[MicroBatch]]]
 UPDATE = "gradients and update"                                  # a profile cuts this span where the last bucket landed
 
 
@@ -46,6 +48,7 @@ class Trainer:
         self.folder: Path | None = None                          # the run folder, for observers
         self.saver: Saver | None = None
         self.stop = StopRequest()
+        self.ahead: Callable[[Batches], Batches] | None = None   # Brings batches to a device before they are asked for.
         self.evaluated = True                                    # False while an evaluation is due
         self.judge = "loss", False                               # the metric of the best checkpoint, and whether more is better
         self.best: tuple[float, int] | None = None               # (its best value, the step of that)
@@ -54,6 +57,7 @@ class Trainer:
         self._message = np.zeros(0)                              # buffer of `share`: the message and its sum over ranks
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
         self._add: Collective = ALONE
+        self._late: LateLosses | None = None                     # those of the last step, where nobody has waited for them
         self.notes: list[str] = []                               # lines told when the run starts
         self.found: list[tuple[Observer, Any]] = []              # observers with what their `finish` returned, for run.json
 
@@ -66,9 +70,9 @@ class Trainer:
             tally, exposed_s = self.pipeline.take_tally(), outcome["comm_exposed_s"]
             worked_s = time.perf_counter() - self._began - exposed_s - self.pipeline.waited_s
             mean, outcome["comm_exposed_s"], worked, loaded = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
-        return Step(loss=mean, **outcome, tally=tally, worked=worked, loaded=loaded)
+        return Step(mean=mean, **outcome, tally=tally, worked=worked, loaded=loaded)
 
-    def again(self, micro_batches: Sequence[MicroBatch], parts: np.ndarray[Any, Any], begun: bool) -> tuple[float, Any]:
+    def again(self, micro_batches: Sequence[MicroBatch], parts: Parts, begun: bool) -> tuple[float, Any]:
         """The mean loss of a step's batch where the parameters are, over all ranks, and its gradient. If `begun`, forward and
         backward have run, and `parts` are the micro-batches' parts of the loss; else it may be NaN: the optimizer has moved."""
         if not begun:
@@ -78,24 +82,30 @@ class Trainer:
             self.pipeline.goes_on = before
             self.update.reducer.finish()
         self.pipeline.kept_tally = self.pipeline.take_tally()    # The step's own is that of its first forward.
-        return self.share(parts, (0.0, 0.0, 0.0), np.zeros_like(self.pipeline.kept_tally))[0], self.update.reducer.gradients
+        mean = self.share(parts, (0.0, 0.0, 0.0), np.zeros_like(self.pipeline.kept_tally))[0]
+        return float(mean), self.update.reducer.gradients
 
     @property
     def flags(self) -> tuple[bool, bool]:
         """Whether this rank wants to stop, and whether its thread has written what there was to write: ranks add them up."""
         return self.stop.asked, self.saver is not None and self.saver.ready
 
-    def share(self, parts: np.ndarray[Any, Any], seconds: tuple[float, float, float], tally: np.ndarray[Any, Any] = NO_TALLY
-              ) -> tuple[float, float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def share(self, parts: Parts, seconds: tuple[float, float, float], tally: np.ndarray[Any, Any] = NO_TALLY
+              ) -> tuple[Any, float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """The sum of the micro-batches' parts of the mean loss, and the ranks' seconds, in one message.
 
         Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'. Of
         the three `seconds` come the smallest of the ranks' first (waiting), and each rank's second and third (worked and loaded;
-        empty on one rank), valid until the next call.
+        empty on one rank), valid until the next call. On one rank losses of a device stay on their way.
         """
-        n, begin = self.channel.size, len(parts)
+        n = self.channel.size
+        if isinstance(parts, LateLosses):
+            if n == 1:
+                return parts, seconds[0], NO_TALLY, NO_TALLY
+            parts = parts_of(parts)
         if n == 1:
             return math.fsum(parts), seconds[0], NO_TALLY, NO_TALLY      # a message to nobody costs a small model 1 % of its step
+        begin = len(parts)
         end = begin + 3 * n
         if self._message.size != end + len(tally):
             self._message = np.zeros(end + len(tally))
@@ -147,6 +157,8 @@ class Trainer:
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
             self.evaluate(self.update.step)
         batches = self.loader.iterate(self.update.step, self.plan.steps)
+        if self.ahead is not None:
+            batches = self.ahead(batches)
         while not self.over and (batch := self._next(batches)) is not None:
             self.one_step(*batch)
 
@@ -163,6 +175,7 @@ class Trainer:
         return batch
 
     def _finish(self) -> None:
+        self._wait_for_losses()
         if self.over:
             self.tell(f"step {self.update.step}  the run ends: {self.over}")
         self.found = [(observer, observer.finish(self.update.step)) for observer in self.observers]
@@ -186,6 +199,7 @@ class Trainer:
             self.bad_steps.leave_out(self.folder, done, self.pipeline.blamed, self.update.blamed, self.tell)
         if self.bad_steps.skipped:
             result = result._replace(skipped=self.bad_steps.skipped)
+        self._check(result, done)
         seconds = time.perf_counter() - began
         for observer in self.observers:
             observer.after_step(done, result, seconds)
@@ -200,6 +214,19 @@ class Trainer:
         improved = self.evaluate(done) if not self.evaluated else False
         if plan.saves(done) or (improved and plan.keep_best) or self.over:
             self.checkpoint(done, at_once=done == plan.steps or bool(self.over))
+
+    def _check(self, result: Step, done: int) -> None:
+        """Waits for the losses of the step before, if they are still on their way: this step is launched by now. Its own are
+        waited for where it is looked at, or saved. NumericsError where one is not finite."""
+        self._wait_for_losses()
+        self._late = result.mean if isinstance(result.mean, LateLosses) else None
+        if self.plan.logs(done) or self.plan.evaluates(done):
+            self._wait_for_losses()
+
+    def _wait_for_losses(self) -> None:
+        late, self._late = self._late, None
+        if late is not None:
+            late.parts()
 
     def evaluate(self, done: int) -> bool:
         """The validation metrics; whether that of `judge` is the best so far, which NaN and infinity never are."""
@@ -227,6 +254,7 @@ class Trainer:
         saver = self.saver
         if saver is None:
             return
+        self._wait_for_losses()                                  # A state that came of NaN is not saved.
         with self.span("checkpoint", f"checkpoint of step {done}"):
             self._saved(saver.finish())                          # the one before, if it is still being written
             began = time.perf_counter()

@@ -29,6 +29,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     train = verbs.add_parser("train", help="steps of well-known models, made-up data: seconds, share of the core's peak, memory")
     train.add_argument("--models", help="names with commas (default: all: mlp, lenet, resnet20, gpt-nano, gpt-baby, gpt2)")
     train.add_argument("--precision", default="float32", help="as train.precision; several with commas (default: %(default)s)")
+    train.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="as train.device (default: %(default)s)")
     train.add_argument("--steps", type=int, default=20, help="how many are timed (default: %(default)s)")
     memory = verbs.add_parser("memory", help="memory of a rank, predicted and measured, for well-known models")
     memory.add_argument("--models", default="mlp,lenet,resnet20,gpt-nano", help="with commas (default: %(default)s)")

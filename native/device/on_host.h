@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ucontext.h>
+#include <utility>
 
 struct dim3 { unsigned x, y, z; };
 struct alignas(8) float2 { float x, y; };
@@ -121,24 +122,28 @@ inline int run_block() {
     }
 }
 
+enum { INTEGERS = 64 };
 typedef int64_t i64;
-typedef void Kernel(i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64, i64,
-                    i64, i64, double, double, double, double, double, double, double, double);
+template <std::size_t> using Integer = i64;
+template <class> struct Taking;
+template <std::size_t... I> struct Taking<std::index_sequence<I...>> {
+    typedef void Kernel(Integer<I>..., double, double, double, double, double, double, double, double);
+    static void call(Kernel *kernel, const i64 *i, const double *d) {
+        kernel(i[I]..., d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]);
+    }
+};
+typedef Taking<std::make_index_sequence<INTEGERS>> All;
+typedef All::Kernel Kernel;
 static Kernel *kernel;
 static const i64 *given;
 static const double *numbers;
 
 /* Integers (pointers too) and doubles are numbered apart from each other where they are passed, so a kernel looks at as many of
    each as it has (see native/call.c, which does the same). */
-inline void call() {
-    const i64 *i = given;
-    const double *d = numbers;
-    kernel(i[0], i[1], i[2], i[3], i[4], i[5], i[6], i[7], i[8], i[9], i[10], i[11], i[12], i[13], i[14], i[15], i[16], i[17],
-           i[18], i[19], i[20], i[21], i[22], i[23], d[0], d[1], d[2], d[3], d[4], d[5], d[6], d[7]);
-}
+inline void call() { All::call(kernel, given, numbers); }
 }
 
-/* Runs a kernel of this library with up to 24 integers or addresses and 8 doubles. 0; 1: threads wait for others that never come;
+/* Runs a kernel of this library with up to 64 integers or addresses and 8 doubles. 0; 1: threads wait for others that never come;
    2: no GPU would launch such a grid. */
 extern "C" __attribute__((visibility("default"))) int run_on_host(host::Kernel *kernel, const unsigned *grid, const unsigned *size, int64_t shared_bytes,
                            const int64_t *integers, const double *doubles) {
@@ -172,7 +177,7 @@ namespace host { struct Place { operator dim3() const { return {now, 0, 0}; } };
 #define __launch_bounds__(...)
 #define __shared__ static
 #define __constant__ static const
-#define __align__(n) alignas(n)
+#define __align__(n) __attribute__((aligned(n)))
 #define DYNAMIC_SHARED(T, name) T *name = (T *)host::shared
 
 inline void __syncthreads() { host::wait(host::at_block); }
@@ -211,6 +216,9 @@ inline void __threadfence() {}
 
 inline unsigned __float_as_uint(float x) { unsigned bits; std::memcpy(&bits, &x, 4); return bits; }
 inline float __uint_as_float(unsigned bits) { float x; std::memcpy(&x, &bits, 4); return x; }
+inline long long __double_as_longlong(double x) { long long bits; std::memcpy(&bits, &x, 8); return bits; }
+inline double __longlong_as_double(long long bits) { double x; std::memcpy(&x, &bits, 8); return x; }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline unsigned __umulhi(unsigned a, unsigned b) { return (unsigned)(((uint64_t)a * b) >> 32); }
 inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }

@@ -10,15 +10,16 @@ import sys
 import timeit
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
+import fakecuda
 import numpy as np
 import pytest
+from device_counts import counted
+from fakegpu import put, xp
 from hypothesis import given
 from hypothesis import strategies as st
 from launch import ROOT, clean_environment
 
-from mpitrain.backend.namespace import MODULES
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.buffers import Pool, Pools, Staged
 from mpitrain.comm.messages.channel import Channel
@@ -106,54 +107,26 @@ def test_the_pool_gives_the_smallest_kept_buffer_that_fits() -> None:
     assert pool.take(1).nbytes == 64 and pool.allocated == 128 + 16384 + 64
 
 
-class DeviceArray:
-    """A stand-in for a GPU array: NumPy functions refuse it, only `get` and `set` reach its memory."""
-
-    __array__ = None
-    dtype, itemsize = np.dtype(np.float32), 4
-
-    def __init__(self, values: Any):
-        self._values = np.array(values, np.float32)
-        self.size, self.nbytes, self.shape = self._values.size, self._values.nbytes, self._values.shape
-        self.flags = self._values.flags
-
-    def reshape(self, *shape: int) -> DeviceArray:
-        view = DeviceArray(0)
-        view._values = self._values.reshape(*shape)
-        return view
-
-    def get(self, out: Any = None) -> Any:
-        if out is None:
-            return self._values.copy()
-        out[...] = self._values
-        return out
-
-    def set(self, host: Any) -> None:
-        self._values[...] = host
+def test_a_device_array_is_staged_and_comes_back_changed() -> None:
+    array, pools = put(np.arange(6.0).reshape(2, 3)), Pools()
+    with counted() as counts:
+        for _ in range(2):
+            staged = Staged(array, pools)
+            staged.wait()
+            assert isinstance(staged.host, np.ndarray) and staged.host.shape == (6,)
+            staged.host += 1
+            staged.close()
+    np.testing.assert_array_equal(array.get(), np.arange(6.0).reshape(2, 3) + 2)
+    assert pools.host.allocated == 0 and pools.staging(xp).allocated == 64                  # one buffer, used twice
+    assert set(counts.syncs) == {"event"} and counts.down == counts.up == 2 * 48
 
 
-class PlainDeviceArray(DeviceArray):
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self._values[key] = value.get()
-
-
-@pytest.mark.parametrize("pinned", [True, False])
-def test_a_device_array_is_staged_and_comes_back_changed(pinned: bool) -> None:
-    memory: list[int] = []
-    stream = SimpleNamespace(synchronize=lambda: memory.append(-1))
-    cuda = SimpleNamespace(alloc_pinned_memory=lambda n: memory.append(n) or bytearray(n), get_current_stream=lambda: stream)
-    kind = DeviceArray if pinned else PlainDeviceArray
-    module = SimpleNamespace(__name__="device", asarray=lambda host: kind(host), **({"cuda": cuda} if pinned else {}))
-    MODULES[kind] = module
-    array, pools = kind(np.arange(6).reshape(2, 3)), Pools()
-    for _ in range(2):
-        staged = Staged(array, pools)
-        assert isinstance(staged.host, np.ndarray) and staged.host.shape == (6,)
-        staged.host += 1
-        staged.close()
-    assert (array.get() == np.arange(6).reshape(2, 3) + 2).all()
-    assert memory == ([64, -1, -1] if pinned else [])          # one buffer, used twice
-    assert pools.host.allocated == (0 if pinned else 64)
+def test_values_of_a_device_are_not_there_before_they_are_said_to_be() -> None:
+    with fakecuda.lagging(2):
+        staged = Staged(put(np.ones(3)), Pools())
+        staged.host[:] = 5
+        assert [staged.ready(), staged.ready()] == [False, False] and (staged.host == 5).all()
+        assert staged.ready() and (staged.host == 1).all()
 
 
 @pytest.mark.gpu

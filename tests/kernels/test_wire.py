@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
+from device_on_host import compiler
+from fakegpu import DEVICES, open_device
 
 from mpitrain.backend import native
 from mpitrain.errors import ConfigError
 from mpitrain.kernels import wire
+from mpitrain.kernels.device.wire import format_of as device_format
 
 NAMES = list(wire.REFERENCE)
 ALL = np.arange(1 << 16, dtype=np.uint16)
@@ -105,3 +109,53 @@ def test_sums_are_float32_and_what_is_packed_is_the_rounded_sum(name: str) -> No
 def test_an_unknown_wire_format_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r'^unknown wire format "bfloat" \(did you mean "bfloat16"\?\)$'):
         wire.format_of("bfloat")
+
+on_a_device = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    """Its bits; those of float32 with one NaN for all, since a sum's NaN is each machine's own."""
+    return x.view(np.uint16) if x.dtype.itemsize == 2 else np.where(np.isnan(x), np.float32(np.nan), x).view(np.uint32)
+
+
+@on_a_device
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shift", [0, 1, 4])
+@pytest.mark.parametrize("what", list(wire.SIGNATURES))
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operation_on_a_device_has_the_bits_of_the_hosts(name: str, what: str, shift: int, device: str) -> None:
+    xp, move, _ = open_device(device)
+    x = np.concatenate([hard_cases()[7::41], np.float32([65519.9, 65520, 65504, 2**-25, 2**-24, 2**-14, np.inf, np.nan])])
+    packed = np.resize(np.random.default_rng(1).permutation(ALL), x.size)
+    to = np.full(x.size, 0x1234, np.uint16)
+    order = {"pack": (x, to), "unpack": (packed, x), "round": (x, to), "add": (packed, x)}.get(what, (packed, x, to))
+    host = [array[shift:].copy() for array in order]
+    there = [move(array)[shift:] for array in order]
+    with np.errstate(all="ignore"):
+        getattr(wire.format_of(name), what)(*host)
+    getattr(device_format(name), what)(*there)
+    for made, right in zip(there, host, strict=True):
+        np.testing.assert_array_equal(bits(made.get()), bits(right))
+
+
+@on_a_device
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [0, 1, 3, 4, 5, 4097])
+def test_arrays_of_16_bit_floats_are_packed_to_as_well_as_integers(name: str, n: int) -> None:
+    xp, move, _ = open_device("stand-in")
+    x = np.random.default_rng(n).standard_normal(n).astype(np.float32)
+    dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else np.float16)
+    to, back = xp.empty(n, dtype), xp.empty(n, np.float32)
+    device_format(name).pack(move(x), to)
+    device_format(name).unpack(to, back)
+    np.testing.assert_array_equal(to.get(), x.astype(dtype))
+    np.testing.assert_array_equal(back.get(), x.astype(dtype).astype(np.float32))
+
+
+@on_a_device
+def test_other_names_and_arrays_are_refused() -> None:
+    _, move, _ = open_device("stand-in")
+    with pytest.raises(ConfigError, match='unknown wire format "float61"'):
+        device_format("float61")
+    with pytest.raises(TypeError, match="is float64, expected float32"):
+        device_format("float16").pack(move(np.ones(3)), move(np.zeros(3, np.uint16)))

@@ -223,3 +223,31 @@ def test_an_activation_that_is_not_known_is_named():
         nn.BatchNorm2d(3, activation="relu7")
     with pytest.raises(ArgumentError, match='activation is "tanh", expected relu, relu6, hardswish, silu or None'):
         ops.batch_norm(np.ones((2, 3, 4)), activation="tanh")
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_running_statistics_on_a_device_are_the_hosts_and_travel_once(monkeypatch, alone):
+    from fakegpu import DeviceArray, xp
+
+    from mpitrain.backend import CPU, Device
+    from mpitrain.nn.statistics import move_statistics, running_layers
+    moved, (asarray, get) = [], (type(xp).asarray, DeviceArray.get)
+    models = []
+    for device in (CPU, Device("gpu", xp)):
+        model = nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3), nn.BatchNorm2d(3))
+        model.initialize(1, device=device)
+        nn.defer_statistics(model)
+        model.train()
+        for seed in (1, 2):
+            model(Tensor(device.put(np.random.default_rng(seed).standard_normal((4, 3, 5, 5)).astype(np.float32))))
+        monkeypatch.setattr(type(xp), "asarray", staticmethod(lambda *a, **k: moved.append("up") or asarray(*a, **k)))
+        monkeypatch.setattr(DeviceArray, "get", lambda self: moved.append("down") or get(self))
+        if alone:
+            move_statistics(running_layers(model))
+        else:
+            nn.apply_statistics(model, nn.collect_statistics(model))
+        monkeypatch.undo()
+        models.append(model)
+    assert moved == ([] if alone else ["down", "up"])
+    for (_, host), (_, there) in zip(models[0].named_buffers(), models[1].named_buffers(), strict=True):
+        np.testing.assert_allclose(there.array.get(), host.array, rtol=1e-6, atol=1e-7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from device_counts import counted
 from fakegpu import put
 
 from mpitrain import ops
@@ -163,3 +164,30 @@ def test_impossible_dropout_is_refused():
             ops.dropout(np.ones(3), p, "drop")
     with pytest.raises(ShapeError, match="dropout: the input has no dims"):
         ops.dropout(np.float64(1), 0.5, "drop")
+
+
+@pytest.mark.parametrize(("rows", "most"), [
+    (np.arange(7, 11, dtype=np.uint64), 0), (np.array([7, 1, 3, 1 << 40], np.uint64), 32)], ids=["consecutive", "any"])
+def test_on_a_device_a_batch_sends_its_rows_at_most_once_and_waits_for_nothing(rows, most):
+    """Layers share what they draw by, recomputed ones too. Masks are those of the host."""
+    x = np.random.default_rng(0).standard_normal((4, 6, 16)).astype("float32")
+
+    def layers(x, weight, first=0):
+        for i in range(first, first + 3):
+            x = ops.dropout(x, 0.2, f"drop.{i}", positions=np.arange(3, 9))
+            x, y = ops.add_layer_norm(x, x, weight, dropout=0.3, layer=f"norm.{i}")
+            x = x + ops.dropout(y, 0.1, f"last.{i}")
+        return x
+
+    found = []
+    for here in (np.array, put):
+        given, weight, grad = Tensor(here(x), requires_grad=True), here(np.ones(16, "float32")), here(np.ones_like(x))
+        with scope(samples=rows), counted() as counts:
+            y = recompute(lambda x, weight=weight: layers(x, weight), given)
+            y = layers(y, weight, first=3)
+            y.backward(grad)
+        found.append((asnumpy(y.array), asnumpy(given.grad)))
+    assert counts.up <= most + 6 * 8 and counts.n_syncs == counts.down == 0     # and the positions, once for all layers
+    for host, device in zip(*found):
+        np.testing.assert_array_equal(host == 0, device == 0)
+        np.testing.assert_allclose(device, host, rtol=1e-4, atol=1e-4)

@@ -102,7 +102,7 @@ def test_initial_values_of_the_slices_are_those_of_the_whole() -> None:
 
 def test_a_strip_is_shown_and_not_copied() -> None:
     flat = np.arange(10.0)
-    strips = Strips([flat[1:3], flat[4:4], flat[6:9]], flat.dtype)
+    strips = Strips(flat, [slice(1, 3), slice(4, 4), slice(6, 9)], flat.dtype)
     assert strips.shape == (5,) and strips[2:5].tolist() == [6.0, 7.0, 8.0]
     strips[1:2][...] = 9.0
     assert flat[2] == 9.0

@@ -1,9 +1,83 @@
 """A whole run on a device: the same losses as on the host."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from fakegpu import open_device
-from runs import steps, train, write
+from launch import mpirun
+from runs import record, steps, train, write
+
+PROGRAM = Path(__file__).with_name("device_program.py")
+GPT = """
+[model]
+name = "gpt"
+layers = 2
+heads = 2
+width = 16
+block = 8
+vocabulary = 17
+dropout = 0.1
+bias = true
+[data]
+path = "tokens"
+validation = "tail:0.2"
+[optimizer]
+name = "adamw"
+lr = 1e-3
+clip_norm = 1.0
+[train]
+steps = 6
+batch_size = 8
+micro_batches = 4
+eval_every = 3
+[log]
+every = 1
+progress_s = 0
+"""
+
+
+@pytest.mark.parametrize(("n", "model"), [(1, "mlp"), (2, "mlp"), (2, "gpt"), (2, "pp")])
+def test_a_run_on_the_stand_in_has_the_losses_of_the_host(tmp_path: Path, n: int, model: str) -> None:
+    """Whole runs: reading, steps with clipping and dropout, evaluation, checkpoints; messages of 2 ranks go through the host."""
+    if model == "mlp":
+        config, more = write(tmp_path), ["train.steps=12"]
+    else:
+        (tmp_path / "text.txt").write_text("the quick brown fox jumps over it " * 40)
+        assert mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=tmp_path).rc == 0
+        config, more = write(tmp_path, GPT), ["model.vocabulary=64", *(["mesh.pp=2", "model.dropout=0.0"] * (model == "pp"))]
+    assert train(n, config, *more, "run.out=cpu").rc == 0
+    result = mpirun(n, PROGRAM, "train", config, *more, "train.device=gpu", "run.out=gpu", cwd=tmp_path)
+    assert result.rc == 0, result.err
+    on_host, on_device = (steps(tmp_path / name) for name in ("cpu", "gpu"))
+    np.testing.assert_allclose([line["loss"] for line in on_device], [line["loss"] for line in on_host], rtol=2e-5)
+    np.testing.assert_allclose([line["grad_norm"] for line in on_device], [line["grad_norm"] for line in on_host], rtol=2e-4)
+
+
+def test_gradients_added_up_by_nccl_are_those_of_messages(tmp_path: Path) -> None:
+    """With several buckets and micro-batches; the sum of two ranks has no order, so the bits are equal."""
+    config = write(tmp_path)
+    for library in ("mpi", "nccl"):
+        result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "train.steps=12", "train.micro_batches=4",
+                        "comm.bucket_mb=0.002", f"comm.library={library}", f"run.out={library}", cwd=tmp_path)
+        assert result.rc == 0, result.err
+    assert record(tmp_path / "mpi")["parameters_sha256"] == record(tmp_path / "nccl")["parameters_sha256"]
+
+
+def test_nccl_is_refused_for_two_ranks_of_one_gpu_and_on_the_host(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "comm.library=nccl", cwd=tmp_path,
+                    env={"MPITRAIN_FAKE_BUS": "0"})
+    assert result.rc == 78 and "ranks 0 and 1 have one GPU" in result.error_lines[0]
+    on_host = train(2, config, "comm.library=nccl")
+    assert on_host.rc == 78 and 'comm.library = "nccl" adds up gradients of train.device = "gpu"' in on_host.error_lines[0]
+
+
+def test_a_loss_that_is_not_finite_ends_a_run_on_a_device_and_nothing_is_saved_after_it(tmp_path: Path) -> None:
+    result = mpirun(1, PROGRAM, "train", write(tmp_path), "train.device=gpu", "run.out=gpu", "optimizer.lr=1e30", "log.every=100",
+                    "optimizer.clip_norm=0.0", "optimizer.warmup_steps=0", "checkpoint.every=25", cwd=tmp_path)
+    assert result.rc == 79 and "the loss of micro-batch 0, from row 0 of the batch on, is " in result.error_lines[0]
+    assert not list((tmp_path / "gpu").glob("checkpoints/step-*"))
 
 
 @pytest.mark.gpu

@@ -1,7 +1,8 @@
 """Host memory that messages are sent from and received into: the one place that knows where an array lives.
 
 MPI reads and writes host memory only here: Open MPI as PyPI ships it is not CUDA-aware, and handing a device pointer to an MPI
-that is not crashes. A GPU array is staged through a pinned host buffer that the channel owns.
+that is not crashes. A GPU array is staged through a pinned host buffer that the channel owns, on a stream of copies: the GPU goes
+on computing, and the host does not wait before the messages need the values.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpitrain.backend import Array, array_module, asnumpy
+from mpitrain.backend import Array, array_module
 from mpitrain.kernels.wire import Format
 
 Host: TypeAlias = np.ndarray[Any, Any]
@@ -47,14 +48,28 @@ class Pool:
 
 
 class PinnedPool(Pool):
-    """A pool of page-locked memory, which a GPU copies to and from several times faster."""
+    """A pool of page-locked memory, which a GPU copies to and from several times faster, and the stream of these copies."""
 
     def __init__(self, xp: Any):
         super().__init__()
         self._xp = xp
+        self.stream = xp.cuda.Stream(non_blocking=True)
+        self._read: dict[int, Any] = {}                       # the event after which a buffer that was given back is free
 
     def new(self, size: int) -> Host:
         return np.frombuffer(self._xp.cuda.alloc_pinned_memory(size), np.uint8, size)
+
+    def take(self, nbytes: int) -> Host:
+        buffer = super().take(nbytes)
+        read = self._read.pop(buffer.ctypes.data, None)
+        if read is not None:
+            read.synchronize()                                # Long over, unless the same buffer is taken at once.
+        return buffer
+
+    def give_after(self, buffer: Host, event: Any) -> None:
+        """Gives a buffer back that the GPU reads until `event`."""
+        self._read[buffer.ctypes.data] = event
+        self.give(buffer)
 
 
 class Pools:
@@ -64,11 +79,11 @@ class Pools:
         self.host = Pool()
         self._pinned: dict[str, PinnedPool] = {}
 
-    def staging(self, xp: Any) -> Pool:
-        """The pool that stages arrays of `xp`: pinned for a real GPU; the tests' stand-in for one has no pinned memory."""
-        if not hasattr(xp, "cuda"):
-            return self.host
-        return self._pinned.setdefault(xp.__name__, PinnedPool(xp))
+    def staging(self, xp: Any) -> PinnedPool:
+        """The pool that stages arrays of `xp`."""
+        if xp.__name__ not in self._pinned:
+            self._pinned[xp.__name__] = PinnedPool(xp)
+        return self._pinned[xp.__name__]
 
 
 def assert_usable(array: Array) -> None:
@@ -82,11 +97,14 @@ class Staged:
     """`array` as a flat host array `host`, for as long as messages read and write it; `close` brings the values back.
 
     A host array is used in place: it must be contiguous and writable, because a hidden copy would receive the sum and lose it.
+    Values of a device are on their way here until `ready()`, which does not wait, or `wait()`, which does; and after `close` on
+    their way back: what the device is asked for next begins after they have arrived.
     """
 
     def __init__(self, array: Array, pools: Pools):
         assert_usable(array)
-        self._array, self._pool = array, None
+        self._array, self._here = array, None
+        self._pool: PinnedPool | None = None
         xp = array_module(array)
         if xp is np:
             self.host: Host = array.reshape(-1)
@@ -94,22 +112,31 @@ class Staged:
         self._pool = pools.staging(xp)
         self._staging = self._pool.take(array.nbytes)
         self.host = self._staging[:array.nbytes].view(array.dtype)
-        if hasattr(xp, "cuda"):
-            array.reshape(-1).get(out=self.host)              # waits for the current stream, so the values are final
-        else:
-            self.host[...] = asnumpy(array).reshape(-1)
+        cuda, stream = xp.cuda, self._pool.stream
+        final = cuda.Event(disable_timing=True)
+        final.record()                                        # of the current stream, which has written the values
+        stream.wait_event(final)
+        array.reshape(-1).get(stream=stream, out=self.host, blocking=False)
+        self._here = cuda.Event(disable_timing=True)
+        self._here.record(stream)
+
+    def ready(self) -> bool:
+        return self._here is None or bool(self._here.done)
+
+    def wait(self) -> None:
+        if self._here is not None:
+            self._here.synchronize()
 
     def close(self) -> None:
         """Copy the values back into the array, and give the staging buffer back."""
         if self._pool is None:
             return
-        xp = array_module(self._array)
-        if hasattr(xp, "cuda"):
-            self._array.reshape(-1).set(self.host)
-            xp.cuda.get_current_stream().synchronize()        # the buffer is reused at once
-        else:
-            self._array[...] = xp.asarray(self.host.copy()).reshape(self._array.shape)
-        self._pool.give(self._staging)
+        cuda, stream = array_module(self._array).cuda, self._pool.stream
+        self._array.reshape(-1).set(self.host, stream=stream)
+        back = cuda.Event(disable_timing=True)
+        back.record(stream)
+        cuda.get_current_stream().wait_event(back)
+        self._pool.give_after(self._staging, back)
         self._pool = None
 
 
@@ -121,10 +148,17 @@ class Widened:
 
     def __init__(self, array: Array, pools: Pools, packing: Format):
         self._staged, self._packing, self._pool = Staged(array, pools), packing, pools.host
+        self._staged.wait()
         self._packed = self._staged.host.view(np.uint16)
         self._memory = self._pool.take(4 * self._packed.size)
         self.host: Host = self._memory[:4 * self._packed.size].view(np.float32)
         packing.unpack(self._packed, self.host)
+
+    def ready(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """The values are here since this was made."""
 
     def close(self) -> None:
         self._packing.pack(self.host, self._packed)

@@ -222,10 +222,11 @@ class Channel:
 
         start = self._next(signature, finish)
         tag = data_tag(start.sequence, signature, self._tag_bound)
-        return self.progress.added(StepsWork(start, plan.rounds, memory, tag, packing))
+        return self.progress.added(StepsWork(start, plan.rounds, memory, tag, packing, staged))
 
     def _start_library(self, array: Array, widened: Format | None, kind: str, name: str) -> Work:
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
+        staged.wait()
         start = self._next(Signature.of("allreduce by MPI", name, kind, array.size), staged.close)
         return self.progress.added(LibraryWork(start, staged.host, self._piece_bytes))
 
@@ -249,6 +250,7 @@ class Channel:
 
     def _start_pair(self, signature: Signature, array: Array) -> Work:
         staged = Staged(array, self.pools)
+        staged.wait()
         return self.progress.added(PairWork(self._next(signature, staged.close), staged.host))
 
     def _plan(self, key: tuple[Any, ...], algorithm: Algorithm, results: tuple[tuple[int, int], ...] | None,

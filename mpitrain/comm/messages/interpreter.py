@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.buffers import Host, Staged, Widened
 from mpitrain.comm.messages.polled import PolledWork
 from mpitrain.comm.messages.program import Messages, Operation
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature, unpack
@@ -90,14 +90,18 @@ class StepsWork(HeadedWork):
 
     Rounds are posted one after the other: the packing of a round, its messages, its arithmetic, then the next round. Nothing
     moves unless somebody calls `test` or `wait` (of this or any other work of the same Progress). `memory` are the arrays that
-    the messages and operations name; `tag` is this work's own.
+    the messages and operations name; `tag` is this work's own. The first round is posted once the values that are `staged` have
+    come to the host.
     """
 
-    def __init__(self, start: Start, rounds: Sequence[Messages], memory: dict[str, Host], tag: int, packing: Format | None):
+    def __init__(self, start: Start, rounds: Sequence[Messages], memory: dict[str, Host], tag: int, packing: Format | None,
+                 staged: Staged | Widened):
         super().__init__(start)
         self._rounds, self._memory, self._tag, self._packing, self._index = rounds, memory, tag, packing, -1
         self._bytes = {name: array.view(np.uint8) for name, array in memory.items()}
-        self._guarded(self._next_round)
+        self._staged = staged
+        if staged.ready():
+            self._guarded(self._next_round)
 
     def wait(self) -> None:
         """Return when the result is there.
@@ -113,10 +117,14 @@ class StepsWork(HeadedWork):
         self._progress.discard(self)
 
     def _peers(self) -> tuple[int, ...]:
-        current = self._rounds[self._index:self._index + 1] if self._known else ()
+        current = self._rounds[self._index:self._index + 1] if self._known and self._index >= 0 else ()
         return super()._peers() or tuple(sorted({peer for round_ in current for *_, peer in round_.receives}))
 
     def _advance(self) -> bool:
+        if self._index < 0:
+            if not self._staged.ready():
+                return False
+            self._next_round()
         if not self._same():
             return False
         while self._index < len(self._rounds):
@@ -126,6 +134,9 @@ class StepsWork(HeadedWork):
         return self._land()
 
     def _block(self) -> None:
+        if self._index < 0:
+            self._staged.wait()
+            self._next_round()
         if not self._known:
             self._receive.Wait()
             self._check()

@@ -27,9 +27,9 @@ class Anything:
 
 
 FORMATS = ("float32", "float64", "bfloat16", "float16")
-DTYPES: dict[str, Any] = {"X": FORMATS, "F": ("float32",), "D": ("float64",), "H": ("bfloat16", "float16", "int16", "uint16"), "I": ("int32",),
-          "U": ("uint32",), "L": ("int64", "uint64"), "B": ("uint8", "int8", "bool"),
-          "S": ("float32", "float64"), "M": Anything()}
+DTYPES: dict[str, Any] = {
+    "X": FORMATS, "F": ("float32",), "D": ("float64",), "H": ("bfloat16", "float16", "int16", "uint16"), "I": ("int32",),
+    "U": ("uint32",), "L": ("int64", "uint64"), "B": ("uint8", "int8", "bool"), "S": ("float32", "float64"), "M": Anything()}
 COMPUTED = {"float64": ("float64",), "float32": ("float32",), "bfloat16": ("float32",), "float16": ("float32",)}
 
 
@@ -86,9 +86,11 @@ class DeviceFunction:
                 given[i] = float(given[i])
             place += slot.kind != "d"
         module = chosen = ""
+        steps: dict[int, list[int]] = {}
         for i, slot in enumerate(self.slots):
             x = given[i]
             if slot.kind in "id" or (x is None and slot.optional):
+                steps[i] = [0] * (len(slot.size) - 1) if slot.strided else []
                 continue
             if not is_array(x):
                 self._refuse(i, f"is {type(x).__name__}, expected an array")
@@ -101,12 +103,23 @@ class DeviceFunction:
                 self._refuse(i, f"is {dtype}, expected {chosen if slot.kind == 'X' and chosen else ' or '.join(wanted_dtypes)}")
             if slot.kind == "X":
                 chosen = dtype
+            if slot.strided:
+                steps[i] = self._steps(i, x, tuple(numbers[letter] for letter in slot.size))
+                continue
             if not x.flags.c_contiguous:
                 self._refuse(i, "is an array with gaps")
             wanted, has = least(slot.size, numbers) if slot.size else 0, x.nbytes if slot.kind == "M" else x.size
             if not 0 <= wanted <= has:
                 self._refuse(i, f"has {has} {'bytes' if slot.kind == 'M' else 'numbers'}, and those of the call say {wanted}")
-        return module, chosen, given
+        return module, chosen, [part for i, x in enumerate(given) for part in (x, *steps.get(i, ()))]
+
+    def _steps(self, place: int, x: Any, shape: tuple[int, ...]) -> list[int]:
+        """How many numbers lie between neighbours in each dim but the last; what a kernel finds with them is x's own memory."""
+        if x.shape != shape:
+            self._refuse(place, f"has shape {x.shape}, and the numbers of the call say {shape}")
+        if x.size and shape[-1] != 1 and x.strides[-1] != x.itemsize or any(step % x.itemsize for step in x.strides):
+            self._refuse(place, f"has rows with gaps: its strides are {x.strides} bytes")
+        return [step // x.itemsize for step in x.strides[:-1]]
 
     def _refuse(self, place: int, why: str) -> NoReturn:
         raise TypeError(f"{self.name}: argument {place} {why}")
@@ -118,6 +131,11 @@ def contiguous(x: Array | None, dtype: Any = None) -> Any:
         return None
     x = x if x.flags.c_contiguous else array_module(x).ascontiguousarray(x)
     return x if dtype is None or x.dtype == dtype else x.astype(dtype)
+
+
+def along_rows(x: Array) -> Any:
+    """The array with the numbers of a row one after the other, wherever rows lie: itself, or a copy."""
+    return x if x.strides[-1] == x.itemsize or x.shape[-1] == 1 else array_module(x).ascontiguousarray(x)
 
 
 def computed(dtype: Any) -> str:

@@ -130,6 +130,11 @@ class GradientReducer:
             bucket.sums.nodes.clear()
         self.timeline.begin(len(self.buckets))
 
+    @property
+    def arena(self) -> int:
+        """The number of the arena that the present micro-batch of the first chunk fills."""
+        return self._turns[0].arena
+
     def begin_micro_batch(self, index: int | None = None, *, last: bool, chunk: int = 0) -> None:
         """The next backward of `chunk` fills a fresh arena; after the `last` one of this step, buckets leave as they fill.
 

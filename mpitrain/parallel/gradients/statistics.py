@@ -9,7 +9,7 @@ import numpy as np
 
 from mpitrain.comm.face import AnyChannel
 from mpitrain.nn import Module, apply_statistics, collect_statistics, defer_statistics, running_layers
-from mpitrain.nn.statistics import Running
+from mpitrain.nn.statistics import Running, move_statistics
 from mpitrain.parallel.gradients.bucket_sum import prepare_tree
 from mpitrain.schedules.microtree import Counter, RankTree
 
@@ -53,6 +53,9 @@ class Statistics:
 
     def apply(self) -> None:
         """Moves running statistics towards the mean over all micro-batches of all ranks, once a step. It communicates."""
+        if self.tree is None and self.channel.size == 1:      # Nothing is waited for, then.
+            move_statistics(self.layers)
+            return
         total = self.total()
         if total.size:
             apply_statistics(self.layers, total)

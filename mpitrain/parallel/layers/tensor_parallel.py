@@ -138,11 +138,13 @@ class RowsOfATable(Column):
         weight: Parameter = module.weight
         first, count = weight.offset[0], weight.shape[0]
         given = indices.array if isinstance(indices, Tensor) else indices
-        check_indices("embedding", given, self.layer.outputs)
-        here = (given >= first) & (given < first + count)
         xp = array_module(given)
+        if xp is np:
+            check_indices("embedding", given, self.layer.outputs)
+        here = (given >= first) & (given < first + count)
+        elsewhere = 0 if xp is np else xp.where((given >= 0) & (given < self.layer.outputs), 0, -1)      # NaN: see ops.embedding
         padding = None if module.padding_idx is None else module.padding_idx - first
-        rows = module.rows(xp.where(here, given - first, 0), padding if padding in range(count) else None)
+        rows = module.rows(xp.where(here, given - first, elsewhere), padding if padding in range(count) else None)
         return self.out(rows * here[..., None].astype(weight.dtype))
 
 

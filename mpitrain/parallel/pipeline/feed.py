@@ -9,6 +9,7 @@ import numpy as np
 
 from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, Device
+from mpitrain.data import MicroBatch
 from mpitrain.data.columns import Columns
 from mpitrain.nn.by_name import ByName
 
@@ -29,8 +30,15 @@ class Feed:
     def tensors(self, x: Any) -> Any:
         """What the model is called with: a tensor of `inputs`, or a `ByName` of `Columns`, whose integers are int64."""
         if isinstance(x, Columns):
-            return ByName({name: Tensor(self._rounded(self.device.put(self._by_kind(array)))) for name, array in x.items()})
+            return ByName({name: Tensor(self.rounded(self.device.put(self._by_kind(array)))) for name, array in x.items()})
         return Tensor(self.inputs(x))
+
+    def tensors_of(self, micro: MicroBatch) -> Any:
+        """`tensors` of a micro-batch's x, which may have been sent ahead."""
+        return self.tensors(micro.x) if micro.there is None else Tensor(self.rounded(micro.there[0]))
+
+    def targets_of(self, micro: MicroBatch) -> Array:
+        return self.targets(micro.y) if micro.there is None else micro.there[1]
 
     def _by_kind(self, values: Any) -> Any:
         if values.dtype.kind == "b":
@@ -38,14 +46,23 @@ class Feed:
         return self._cast(values) if values.dtype.kind == "f" else values.astype(np.int64, copy=False)
 
     def inputs(self, x: Any) -> Array:
+        return self.rounded(self.device.put(self.host_inputs(x)))
+
+    def host_inputs(self, x: Any) -> Any:
+        """`inputs` before they go to the device."""
         x = self.part(x)
-        return self.device.put(x) if self.tokens else self._rounded(self.device.put(self._cast(x)))
+        return x if self.tokens else self._cast(x)
 
     def targets(self, y: Any) -> Array:
-        y = self.part(y)
-        return self.device.put(self._cast(y) if y.dtype.kind == "f" else y)
+        return self.device.put(self.host_targets(y))
 
-    def _rounded(self, values: Array) -> Array:
+    def host_targets(self, y: Any) -> Any:
+        """`targets` before they go to the device."""
+        y = self.part(y)
+        return self._cast(y) if y.dtype.kind == "f" else y
+
+    def rounded(self, values: Array) -> Array:
+        """Values of the device in the format of activations; integers as they are."""
         return values.astype(self.compute) if self.compute != self.dtype and values.dtype == self.dtype else values
 
     def _cast(self, values: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from mpitrain.nn.loss import Loss, terms
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
 from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.graphs import Graphs
+from mpitrain.parallel.pipeline.late import LateLosses
 from mpitrain.parallel.pipeline.nonfinite import is_finite, nonfinite_loss
 from mpitrain.placement.stages import Stage
 from mpitrain.registry import named
@@ -28,6 +30,7 @@ from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 if TYPE_CHECKING:
     from mpitrain.parallel.pipeline.neighbours import Neighbours
 
+Parts: TypeAlias = "np.ndarray[Any, Any] | LateLosses"
 
 class Pipeline:
     """The stage's forward and backward over the micro-batches of one step.
@@ -48,8 +51,10 @@ class Pipeline:
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
         self.neighbours = neighbours
         self.teach: Callable[[MicroBatch, Tensor, Array, Tensor], Tensor] | None = None     # its output, target, loss -> the loss
+        self.scale: Callable[[Array], Array] | None = None  # The first gradient of a backward -> that times the loss scale.
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span, self.goes_on = span, goes_on
+        self.graphs: Graphs | None = None                   # Captured micro-batches, where the stage is the whole model.
         self.blamed: list[NumericsError] = []               # The errors of the last step on this rank.
         self.without_graph = 0                              # The last virtual stage whose output did not depend on its input.
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
@@ -62,6 +67,8 @@ class Pipeline:
         self._outputs: dict[tuple[int, int], Tensor] = {}   # Outputs made of them.
         self._deferred: dict[tuple[int, int], Deferred] = {}     # Backwards whose parameters' half is to come.
         self._losses = np.zeros(0)
+        self._is_late = feed.device.xp is not np and stage.n_virtual == 1 and self.counts and not goes_on
+        self._late: list[Array] = []                        # Losses of this step that stay on the device.
         self._lost: set[int] = set()                        # Micro-batches whose loss is not finite.
         self._split = False                                 # Whether backward runs as two calls in this step.
         self._local = np.zeros(n_micro + 3)                     # Terms of each micro-batch, rows, flags.
@@ -70,8 +77,9 @@ class Pipeline:
         self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # Other ranks wait for our rows.
         self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
 
-    def run(self, micro_batches: Sequence[MicroBatch], *, flags: tuple[float, float] = (0.0, 0.0)) -> np.ndarray[Any, Any]:
-        """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's.
+    def run(self, micro_batches: Sequence[MicroBatch], *, flags: tuple[float, float] = (0.0, 0.0)) -> Parts:
+        """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's; from a device
+        `LateLosses`, which has them, unless the run `goes_on` or the stage is a part of the model.
 
         Gradients are summed into the reducer, whose buckets leave as they fill.
         `flags` travel with the count and come back as sums over ranks, in `self.flags`.
@@ -83,7 +91,7 @@ class Pipeline:
             self._local[m.index] = terms(self.loss, self.feed.part(m.y))
         self._counting = self._add.start() if self.channel.size > 1 else None
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
-        self._lost, self.blamed = set(), []
+        self._lost, self.blamed, self._late = set(), [], []
         if self.neighbours is not None:
             self.neighbours.link.finish()                      # Sends of the last step, which did not wait for them.
         program = self._program(len(micro_batches))
@@ -91,17 +99,25 @@ class Pipeline:
         for i, action in enumerate(program):
             if self.neighbours is not None:
                 self._expect(program[i:i + 2])
-            if action.kind == "F":
+            if self.graphs is not None:
+                if action.kind == "F":
+                    self._at_once(action)
+            elif action.kind == "F":
                 self._forward(action)
             elif action.kind == "B":
                 self._backward(action)
             else:
                 self._weights(action)
         if not self._total() and self._losses.any():
-            raise ConfigError(f'the count of train.loss, "{named(self.loss)}", is 0 for all samples of the step, whose loss is '
-                              f"{math.fsum(self._losses):.6g}; it is the number of terms in the sum")
+            raise self._without_terms(math.fsum(self._losses))
         self.flags = float(self._local[-2]), float(self._local[-1])
+        if self._late:
+            return LateLosses(self.feed.device, self._late, micro_batches, self.n_micro, self.count, self._without_terms)
         return self._losses / (self.count or 1.0)
+
+    def _without_terms(self, loss: float) -> ConfigError:
+        return ConfigError(f'the count of train.loss, "{named(self.loss)}", is 0 for all samples of the step, whose loss is '
+                           f"{loss:.6g}; it is the number of terms in the sum")
 
     @property
     def sent_bytes(self) -> int:
@@ -124,32 +140,49 @@ class Pipeline:
             self._programs[n] = list(actions_of(self.schedule, stage.index, stage.n_stages, n, len(stage.chunks)))
         return self._programs[n]
 
+    def _at_once(self, action: Action) -> None:
+        """Forward and backward of a micro-batch, by a launch of their graph where there is one."""
+        assert self.graphs is not None
+        micro = self._micro[action.micro]
+        self._begin_gradients(action)
+        with self.span("compute", f"forward and backward {micro.index}"):
+            loss = self.graphs.run(micro, self._total, self.scale)
+        if loss is None:
+            self._forward(action)
+            self._backward(action, begun=True)
+        else:
+            self._late.append(loss)
+
     def _forward(self, action: Action) -> None:
         micro, key = self._micro[action.micro], (action.chunk, action.micro)
         virtual = self.stage.virtual(action.chunk)
-        x = self.feed.tensors(micro.x) if virtual == 0 else self._receive(action)
+        x = self.feed.tensors_of(micro) if virtual == 0 else self._receive(action)
         with self.span("compute", f"forward {micro.index}"):
             output = self.forward(micro, x, action.chunk)
         if virtual < self.stage.n_virtual - 1:
             assert self.neighbours is not None
             self.neighbours.send_forward(output, virtual, action.micro, len(micro.x))
         else:
-            value = self._value(output, micro, x, action.chunk)
-            self._losses[micro.index] = value if self.counts else 0.0
+            if self._is_late:
+                self._late.append(output.array)
+            else:
+                value = self._value(output, micro, x, action.chunk)
+                self._losses[micro.index] = value if self.counts else 0.0
         self._inputs[key], self._outputs[key] = x, output
         if self.after_forward is not None:
             self.after_forward(micro.index, action.chunk)
 
-    def _backward(self, action: Action) -> None:
+    def _backward(self, action: Action, *, begun: bool = False) -> None:
         key, virtual = (action.chunk, action.micro), self.stage.virtual(action.chunk)
         output, x = self._outputs.pop(key), self._inputs.pop(key)
         if virtual == self.stage.n_virtual - 1:
             grad = output.xp.asarray(1.0 / (self._total() or 1.0), dtype=output.dtype)
+            grad = grad if self.scale is None else self.scale(grad)
         else:
             grad = self._receive(action).array
         split, rest = self._split, None
         with self.span("compute", f"backward {self._micro[action.micro].index}"):
-            if not split:
+            if not (split or begun):
                 self._begin_gradients(action)
             lost = self._is_lost(action, grad, x, output)
             if lost and self.goes_on:
@@ -229,7 +262,7 @@ class Pipeline:
                 raise
         if self.stage.virtual(chunk) < self.stage.n_virtual - 1:
             return output
-        target = self.feed.targets(micro.y)
+        target = self.feed.targets_of(micro)
         output = output if getattr(self.loss, "takes_half", False) else in_single(output)
         loss: Tensor = self.loss(output, target)
         return loss if self.teach is None else self.teach(micro, output, target, loss)

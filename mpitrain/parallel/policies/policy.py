@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
-from mpitrain.backend import Array, Device
+from mpitrain.backend import Array, Device, asnumpy
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import GraphError, NumericsError
+from mpitrain.kernels.optimizer import NORM
 from mpitrain.nn import FlatLayout, FlatStorage
 from mpitrain.optim import Optimizer, Segment, clip_factor
 from mpitrain.parallel.connect import ParallelContext
@@ -86,6 +87,11 @@ class Policy(ABC):
         self.began = 0                       # The step after which the optimizer began anew.
         self.masks: Any = None               # A `shrink.masks.Masks`, which each update ends with.
         self.goes_on = setup.config.train.on_nan != "stop"
+        self.loss_scale: Any = None          # A `loss_scale.LossScale`, where gradients are of a format that underflows.
+        self.numbers: Any = None             # The numbers of the step, for the optimizer, where the scale decides.
+        if str(setup.config.train.precision) == "float16":
+            from mpitrain.parallel.policies.loss_scale import LossScale
+            self.loss_scale = LossScale(setup.device.xp)
         self.blamed = ""                     # The parameter whose gradient was the first not finite in the last step, if one was.
         self.want_norm = True                # a norm costs a pass over the gradients: it is computed where asked for, or to clip
         self.choices: dict[str, Any] = {}
@@ -111,7 +117,8 @@ class Policy(ABC):
 
     def change(self, gradients: Any, lr: float, scale: float = 1.0, segments: Sequence[Segment] | None = None) -> None:
         """The optimizer's update of `segments` of the storage (default: all), and the zeros of pruned weights there."""
-        self.optimizer.update(gradients, lr=lr, step=self.step + 1 - self.began, scale=scale, segments=segments)
+        numbers = {} if self.numbers is None else {"numbers": self.numbers}
+        self.optimizer.update(gradients, lr=lr, step=self.step + 1 - self.began, scale=scale, segments=segments, **numbers)
         if self.masks is not None:
             self.masks.apply(segments)
             self.optimizer.round(segments)
@@ -195,6 +202,8 @@ class Policy(ABC):
         for parameter in self._thawing:
             parameter.requires_grad = self.step >= parameter.trained_from
         self.reducer.begin()
+        if self.loss_scale is not None:
+            self.loss_scale.begin()
 
     def finish(self, again: Evaluate | None = None) -> Outcome:
         """The rest of the exchange, then the update, unless `blamed`. NumericsError before any parameter changes.
@@ -239,7 +248,7 @@ class Policy(ABC):
     def needs_all_gradients(self) -> bool:
         """Whether `finish` does more than update: anything that must see, or change, gradients before the first parameter
         changes. One copy per node updates bucket by bucket wherever this is False, and skips the rest. The same on all ranks."""
-        return bool(self.clip_norm) or self.want_norm or self.tied is not None
+        return bool(self.clip_norm) or self.want_norm or self.tied is not None or self.loss_scale is not None
 
     def measured(self) -> Bytes:
         """Bytes of this rank's parameters, gradients and optimizer state, measured; of shared arrays, this rank's share."""
@@ -252,6 +261,9 @@ class Policy(ABC):
 
         Clipping (Pascanu, Mikolov, Bengio, 2013) scales the gradient so that its global norm is at most `clip_norm`.
         """
+        if self.loss_scale is not None:                       # What is not finite is no fault: the next scale is smaller.
+            self.numbers = self.loss_scale.finish(self.norm, gradients, self.clip_norm)
+            return float(asnumpy(self.numbers)[NORM]) if self.want_norm else None, 1.0
         if not (self.clip_norm or self.want_norm):
             return None, 1.0
         norm = self.norm(gradients)

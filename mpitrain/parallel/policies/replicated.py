@@ -22,6 +22,9 @@ class Replicated(Policy):
 
     def bucket_sum(self) -> BucketSum:
         """How buckets are added up over the ranks."""
+        if self.setup.config.comm.library == "nccl" and self.channel.size > 1:
+            from mpitrain.parallel.gradients.nccl_sum import NcclSum
+            return NcclSum(self.channel.messages, self.setup.device)
         return TreeSum(self.channel, self.tree) if self.tree else AllReduce(self.channel)
 
     def make_reducer(self) -> GradientReducer:

@@ -238,6 +238,10 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span, goes_on=policy.goes_on)
+    if device.name == "gpu" and t.graph != "off":
+        from mpitrain.train.build.graphs import capture
+        capture(pipeline, config, device, policy)
+    pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span)
     if evaluator is None:
@@ -245,6 +249,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
+    if device.name == "gpu" and stage.index == 0 and not isinstance(config.data.x, dict):
+        from mpitrain.parallel.pipeline.uploads import Uploads
+        trainer.ahead = Uploads(feed).ahead
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]

@@ -1,0 +1,139 @@
+"""Forward and backward of a micro-batch as one captured graph of the device: a launch instead of some hundred.
+
+    first time of a shape   runs as ever: kernels are compiled, plans are made
+    second time             the same code runs while a stream captures, which computes nothing; then the graph is launched
+    from then on            x, y and the gradient to start from are copied to where the graph reads them, and it is launched
+
+What Python did during the capture does not happen again, so what depends on the step stays outside: the batch, the count of
+terms, and the hooks of parameters, which the engine notes instead of calling them; they are called after each launch, and fold
+arenas as ever. A graph belongs to the arena that its gradients go to. Its memory is a pool of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpitrain.autograd import Tensor, run_backward
+from mpitrain.autograd.mode import holding_hooks
+from mpitrain.backend import Array, Device, random
+from mpitrain.data import MicroBatch
+from mpitrain.errors import ConfigError
+from mpitrain.parallel.gradients.reducer import GradientReducer
+from mpitrain.parallel.pipeline.feed import Feed
+
+Key = tuple[Any, ...]
+Forward = Callable[[Tensor, Array], Tensor]
+
+
+class Uncapturable(ConfigError):
+    """Something in a step cannot be part of a graph."""
+
+
+class NoRandom(random.Scope):
+    """The scope of a capture: a key would be that of one step for ever."""
+
+    def key(self, layer: str) -> int:
+        raise Uncapturable(f"layer {layer} draws random numbers, whose keys change from step to step; set its dropout to 0")
+
+
+@dataclass
+class Captured:
+    """A graph, what it reads, what it writes, and the leaves whose gradients it made final, in that order."""
+
+    graph: Any
+    x: Array
+    y: Array
+    start: Array
+    loss: Array
+    finals: list[tuple[Tensor, Array]]
+    pool: Any
+    began_with: float = math.nan
+    unscaled: Any = None
+
+    def launch(self, x: Any, y: Any, start: float, scale: Callable[[Array], Array] | None = None) -> Array:
+        """`x` and `y` may be on the device already. `scale` multiplies the gradient to start from, on the device."""
+        for target, values in ((self.x, x), (self.y, y)):
+            if isinstance(values, np.ndarray):
+                target.set(np.ascontiguousarray(values, target.dtype))
+            else:
+                target[...] = values
+        if start != self.began_with:
+            self.start.set(np.asarray(start, self.start.dtype))
+            self.began_with, self.unscaled = start, self.start.copy()
+        if scale is not None:
+            self.start[...] = scale(self.unscaled)
+        self.graph.launch()
+        for leaf, grad in self.finals:
+            leaf.grad = grad
+            for hook in leaf.grad_hooks:
+                hook(leaf)
+        return self.loss.copy()
+
+
+class Graphs:
+    """The graphs of one stage that is the whole model. `forward` gives the summed loss of (inputs, targets) on the device."""
+
+    def __init__(self, device: Device, feed: Feed, reducer: GradientReducer, forward: Forward, *, wanted: bool):
+        self.device, self.feed, self.reducer, self.forward = device, feed, reducer, forward
+        self.wanted = wanted                          # Not only where it works: what cannot be captured ends the run.
+        self.why_not = ""                             # The reason why nothing is captured any more.
+        self._known: dict[Key, Captured | None] = {}
+
+    def run(self, micro: MicroBatch, total: Callable[[], float],
+            scale: Callable[[Array], Array] | None = None) -> Array | None:
+        """The loss, once the graph has been launched and the hooks have been called; None: the micro-batch is to be run as ever.
+
+        The arena of its gradients is ready; `total` gives the count of terms of the step. Uncapturable where graphs are `wanted`.
+        """
+        if self.why_not:
+            return None
+        x, y = micro.there or (self.feed.host_inputs(micro.x), self.feed.host_targets(micro.y))
+        key = x.shape, str(x.dtype), y.shape, str(y.dtype), self.reducer.arena, tuple(
+            s.parameter.requires_grad for s in self.reducer.storage.segments)
+        if key not in self._known:
+            self._known[key] = None
+            return None
+        start = 1.0 / (total() or 1.0)
+        found = self._known[key]
+        if found is None:
+            try:
+                found = self._known[key] = self._capture(x, y)
+            except (Uncapturable, RuntimeError) as error:            # CuPy's errors of a capture are RuntimeErrors.
+                self.why_not = str(error)
+                for segment in self.reducer.storage.segments:        # What the capture has got so far was never computed.
+                    segment.parameter.grad = None
+                if self.wanted:
+                    raise Uncapturable(f"train.graph = \"on\", but the step cannot be captured: {error}") from error
+                return None
+        return found.launch(x, y, start, scale)
+
+    def _capture(self, x: Any, y: Any) -> Captured:
+        xp, cuda = self.device.xp, self.device.xp.cuda
+        x_here, y_here = xp.empty(x.shape, x.dtype), xp.empty(y.shape, y.dtype)
+        start = xp.empty((), self.feed.dtype)
+        pool, stream = cuda.MemoryPool(), cuda.Stream(non_blocking=True)
+        self.device.synchronize()
+        with cuda.using_allocator(pool.malloc), stream, random.use(NoRandom()), holding_hooks() as held:
+            stream.begin_capture()
+            try:
+                loss = self.forward(Tensor(self.feed.rounded(x_here)), y_here)
+                run_backward(loss, start)
+            except BaseException:
+                abandon(stream)
+                raise
+            graph = stream.end_capture()
+        return Captured(graph, x_here, y_here, start, loss.array, [(leaf, leaf.grad) for leaf in held], pool)
+
+
+def abandon(stream: Any) -> None:
+    """Ends a capture that has failed, whatever the driver says of it."""
+    try:
+        if stream.is_capturing():
+            stream.end_capture()
+    except RuntimeError:
+        pass

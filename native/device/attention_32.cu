@@ -1,0 +1,2 @@
+#include "attention_forward.h"
+WIDE(32)

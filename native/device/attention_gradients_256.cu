@@ -1,0 +1,2 @@
+#include "attention_backward.h"
+WIDE(256)

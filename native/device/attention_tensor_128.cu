@@ -1,0 +1,2 @@
+#include "attention_tensor.h"
+WIDE(128)

@@ -1,0 +1,321 @@
+/* Batch and group norm of x (N, C, L), by channel. See mpitrain/kernels/batch_norm.py.
+
+   Block (i, j) has channels i wide ... (i + 1) wide - 1, and of their units (V numbers of a plane, side by side) the part j of those
+   that `gridDim.y` blocks share. Threads of a channel stand `apart`: 1 where they go along a plane, wide where planes are so small
+   that neighbours have the next channel's. What a channel adds up is added within a thread, over the block, and over the blocks by
+   all that read it, each time in the same order. Statistics are those of x - x[0, c, 0] (Welford's, merged as by Chan, Golub and
+   LeVeque 1979), so a mean far from 0 takes nothing from the deviation. */
+#include "device.h"
+#include "lanes.h"
+
+enum { THREADS = 256, RELU = 1, RELU6 = 2, HARDSWISH = 3, SILU = 4 };
+
+struct Part {
+    int64 channel, channels, length;
+    uint32 row, rows, apart, end, units, unit, image, place;
+    bool has;
+
+    __device__ __forceinline__ Part(int V, int64 n, int64 c, int64 l, int64 wide, int64 apart_by) {
+        const uint32 t = threadIdx.x, w = (uint32)wide;
+        apart = (uint32)apart_by;
+        rows = THREADS / w;
+        row = apart == 1 ? t % rows : t / w;
+        channel = blockIdx.x * wide + (apart == 1 ? t / rows : t % w);
+        has = channel < c;
+        channels = c;
+        length = l;
+        units = (uint32)(l / V);
+        const uint32 all = (uint32)n * units, each = (all + gridDim.y - 1) / gridDim.y;
+        unit = blockIdx.y * each + row;
+        end = has ? min(all, (blockIdx.y + 1) * each) : 0;
+        image = units ? unit / units : 0;
+        place = unit - image * units;
+    }
+    template <int V> __device__ __forceinline__ int64 address() const {
+        return (image * channels + channel) * length + (int64)place * V;
+    }
+    __device__ __forceinline__ void step() {
+        unit += rows;
+        place += rows;
+        if (place >= units) {
+            const uint32 more = place / units;
+            image += more;
+            place -= more * units;
+        }
+    }
+};
+
+template <class S> struct Moments { S count, mean, squares; };
+template <class S> __device__ __forceinline__ Moments<S> joined(Moments<S> a, Moments<S> b) {
+    const S count = a.count + b.count;
+    if (b.count == 0) return a;
+    const S delta = b.mean - a.mean, share = b.count / count;
+    return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * (a.count * share)};
+}
+template <class S> struct Pair { S plain, product; };
+template <class S> __device__ __forceinline__ Pair<S> joined(Pair<S> a, Pair<S> b) {
+    return {a.plain + b.plain, a.product + b.product};
+}
+/* Of all threads of a channel; each gets it. */
+template <class V> __device__ __forceinline__ V over_block(V value, const Part &part) {
+    __shared__ unsigned char memory[THREADS * sizeof(V)] __attribute__((aligned(16)));
+    V *parts = (V *)memory;
+    parts[threadIdx.x] = value;
+    __syncthreads();
+    for (uint32 half = part.rows / 2; half; half /= 2) {
+        if (part.row < half) parts[threadIdx.x] = joined(parts[threadIdx.x], parts[threadIdx.x + half * part.apart]);
+        __syncthreads();
+    }
+    value = parts[threadIdx.x - part.row * part.apart];
+    __syncthreads();
+    return value;
+}
+template <class T> __device__ __forceinline__ Sum<T> pivot(const T *x, const Part &part, int64 n) {
+    return part.has && n && part.length ? of(x[part.channel * part.length]) : Sum<T>(0);
+}
+
+/* partial (2, blocks, C): means and sums of squares of each block's numbers. */
+template <class T, int V>
+__device__ __forceinline__ void moments_of(const T *x, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart) {
+    typedef Sum<T> S;
+    enum { AT_ONCE = V == 1 ? 8 : 4 };
+    Part part(V, n, c, l, wide, apart);
+    const S first = pivot(x, part, n);
+    const bool aligned = all_aligned(x);
+    Moments<S> sum = {0, 0, 0};
+    while (part.unit < part.end) {
+        S values[AT_ONCE][V], total = 0, squares = 0;
+        int count = 0;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k) {
+            if (part.unit < part.end) { load<V>(x + part.address<V>(), aligned, values[k]); count = k + 1; part.step(); }
+            else for (int i = 0; i < V; ++i) values[k][i] = first;
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+#pragma unroll
+            for (int i = 0; i < V; ++i) total += values[k][i] -= first;              // 0 of those that are not there
+        const S numbers = S(count * V), mean = total / numbers;
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; ++k)
+#pragma unroll
+            for (int i = 0; i < V; ++i) { const S d = values[k][i] - mean; if (k < count) squares += d * d; }
+        sum = joined(sum, Moments<S>{numbers, mean, squares});
+    }
+    sum = over_block(sum, part);
+    if (part.has && part.row == 0) {
+        partial[blockIdx.y * c + part.channel] = sum.mean;
+        partial[(gridDim.y + (int64)blockIdx.y) * c + part.channel] = sum.squares;
+    }
+}
+template <class T>
+__device__ __forceinline__ void moments(const T *x, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart,
+                                        int64 vector) {
+    if (vector) moments_of<T, Widest<T>::COUNT>(x, partial, n, c, l, wide, apart);
+    else moments_of<T, 1>(x, partial, n, c, l, wide, apart);
+}
+
+template <class S> __device__ __forceinline__ S activated(S u, int64 activation) {
+    if (activation == RELU) return u > 0 || u != u ? u : S(0);
+    if (activation == RELU6) return u != u ? u : min(max(u, S(0)), S(6));
+    if (activation == HARDSWISH) return u * min(max(u + S(3), S(0)), S(6)) * S(1.0 / 6);
+    if (activation == SILU) return u * (S(1) / (S(1) + exponential(-u)));
+    return u;
+}
+template <class S> __device__ __forceinline__ S passed(S grad, S u, int64 activation) {
+    if (activation == RELU) return u <= 0 ? S(0) : grad;
+    if (activation == RELU6) return u <= 0 || u >= 6 ? S(0) : grad;
+    if (activation == HARDSWISH) return u <= -3 ? S(0) : u < 3 ? grad * (u * S(1.0 / 3) + S(0.5)) : grad;
+    if (activation == SILU) { const S s = S(1) / (S(1) + exponential(-u)); return grad * (s * (S(1) + u * (S(1) - s))); }
+    return grad;
+}
+
+/* y, where it is wanted, and what belongs to a channel, from the `blocks` parts of `moments`; of y None, one block of a channel. */
+template <class T, int V>
+__device__ __forceinline__ void normalise_of(
+        const T *x, const Sum<T> *weight, const Sum<T> *bias, const T *residual, const Sum<T> *partial, T *y, Sum<T> *means,
+        Sum<T> *squares, Sum<T> *inverses, double eps, int64 n, int64 c, int64 l, int64 blocks, int64 wide, int64 apart,
+        int64 activation) {
+    typedef Sum<T> S;
+    Part part(V, n, c, l, wide, apart);
+    const uint32 all = (uint32)n * part.units, each = (all + (uint32)blocks - 1) / (uint32)blocks;
+    Moments<S> sum = {0, 0, 0};
+    for (uint32 i = part.row; part.has && i < (uint32)blocks; i += part.rows) {
+        const uint32 begin = min(all, i * each), end = min(all, (i + 1) * each);
+        sum = joined(sum, Moments<S>{S(end - begin) * V, partial[i * c + part.channel], partial[(blocks + i) * c + part.channel]});
+    }
+    sum = over_block(sum, part);
+    if (!part.has) return;
+    const S first = pivot(x, part, n), variance = sum.squares / max(sum.count, S(1)), inverse = S(1) / root(variance + S(eps));
+    if (blockIdx.y == 0 && part.row == 0) {
+        means[part.channel] = first + sum.mean;
+        squares[part.channel] = inverses ? variance : sum.squares;
+        if (inverses) inverses[part.channel] = inverse;
+    }
+    if (!y) return;
+    const S scale = weight ? inverse * weight[part.channel] : inverse, shift = bias ? bias[part.channel] : S(0);
+    const bool aligned = all_aligned(x, residual, y);
+    while (part.unit < part.end) {
+        S values[V], more[V];
+        const int64 at = part.address<V>();
+        load<V>(x + at, aligned, values);
+        if (residual) load<V>(residual + at, aligned, more);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+            const S u = ((values[i] - first) - sum.mean) * scale + shift;
+            values[i] = activated(residual ? u + more[i] : u, activation);
+        }
+        store<V>(y + at, aligned, values);
+        part.step();
+    }
+}
+template <class T>
+__device__ __forceinline__ void normalise(
+        const T *x, const Sum<T> *weight, const Sum<T> *bias, const T *residual, const Sum<T> *partial, T *y, Sum<T> *means,
+        Sum<T> *squares, Sum<T> *inverses, double eps, int64 n, int64 c, int64 l, int64 blocks, int64 wide, int64 apart,
+        int64 vector, int64 activation) {
+    if (vector) normalise_of<T, Widest<T>::COUNT>(x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l,
+                                                  blocks, wide, apart, activation);
+    else normalise_of<T, 1>(x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l, blocks, wide, apart,
+                            activation);
+}
+
+/* What is added up in backward, (2, blocks, C): the gradient before the activation, and its product with x - centre. That gradient
+   is kept in `before` where it is given; the activation's input is y (of ReLU, its result), or computed anew. */
+template <class T, int V>
+__device__ __forceinline__ void sums_of(
+        const T *grad, const T *x, const T *y, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
+        T *before, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart, int64 activation) {
+    typedef Sum<T> S;
+    Part part(V, n, c, l, wide, apart);
+    const int64 channel = part.has ? part.channel : 0;
+    const S middle = centre[channel], shift = activation && bias ? bias[channel] : S(0);
+    const S scale = !activation ? S(1) : weight ? inverse[channel] * weight[channel] : inverse[channel];
+    const bool aligned = all_aligned(grad, x, y, before);
+    Pair<S> sum = {0, 0};
+#pragma unroll 1
+    while (part.unit < part.end) {
+        S g[V], values[V], u[V];
+        const int64 at = part.address<V>();
+        load<V>(grad + at, aligned, g);
+        load<V>(x + at, aligned, values);
+        if (y) load<V>(y + at, aligned, u);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+            const S d = values[i] - middle;
+            if (activation) g[i] = passed(g[i], y ? u[i] : d * scale + shift, activation);
+            sum.plain += g[i];
+            sum.product += g[i] * d;
+        }
+        if (before) store<V>(before + at, aligned, g);
+        part.step();
+    }
+    sum = over_block(sum, part);
+    if (part.has && part.row == 0) {
+        partial[blockIdx.y * c + part.channel] = sum.plain;
+        partial[(gridDim.y + (int64)blockIdx.y) * c + part.channel] = sum.product;
+    }
+}
+template <class T>
+__device__ __forceinline__ void sums(
+        const T *grad, const T *x, const T *y, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
+        T *before, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart, int64 vector, int64 activation) {
+    enum { V = sizeof(T) == 8 ? 1 : Widest<T>::COUNT };          // two of float64 would not fit in registers beside SiLU's exp
+    if (vector) sums_of<T, V>(grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, activation);
+    else sums_of<T, 1>(grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, activation);
+}
+
+/* The sums of a channel, and the gradient of x where it is wanted, from the `blocks` parts of `sums`. Of an activation, `grad` is the
+   gradient after it, and its input is computed anew; without, the one before. */
+template <class T, int V>
+__device__ __forceinline__ void gradients_of(
+        const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
+        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, int64 n, int64 c, int64 l, int64 blocks, int64 wide,
+        int64 apart, int64 activation) {
+    typedef Sum<T> S;
+    Part part(V, n, c, l, wide, apart);
+    Pair<S> sum = {0, 0};
+    for (uint32 i = part.row; part.has && i < (uint32)blocks; i += part.rows)
+        sum = joined(sum, Pair<S>{partial[i * c + part.channel], partial[(blocks + i) * c + part.channel]});
+    sum = over_block(sum, part);
+    if (!part.has) return;
+    if (blockIdx.y == 0 && part.row == 0) { plain[part.channel] = sum.plain; product[part.channel] = sum.product; }
+    if (!result) return;
+    const S middle = centre[part.channel], back = inverse[part.channel], shift = bias ? bias[part.channel] : S(0);
+    const S scale = weight ? back * weight[part.channel] : back, count = max(S(n) * S(l), S(1));
+    const S slope = -scale * back * back * (sum.product / count), less = -scale * (sum.plain / count);
+    const bool aligned = all_aligned(grad, x, result);
+    while (part.unit < part.end) {
+        S g[V], values[V];
+        const int64 at = part.address<V>();
+        load<V>(grad + at, aligned, g);
+        load<V>(x + at, aligned, values);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+            const S d = values[i] - middle;
+            if (activation) g[i] = passed(g[i], d * scale + shift, activation);
+            values[i] = d * slope + scale * g[i] + less;
+        }
+        store<V>(result + at, aligned, values);
+        part.step();
+    }
+}
+template <class T>
+__device__ __forceinline__ void gradients(
+        const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *weight, const Sum<T> *bias, const Sum<T> *inverse,
+        const Sum<T> *partial, T *result, Sum<T> *plain, Sum<T> *product, int64 n, int64 c, int64 l, int64 blocks, int64 wide,
+        int64 apart, int64 vector, int64 activation) {
+    if (vector) gradients_of<T, Widest<T>::COUNT>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l,
+                                                  blocks, wide, apart, activation);
+    else gradients_of<T, 1>(grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l, blocks, wide, apart,
+                            activation);
+}
+
+/* a grad + b (x - centre) + d; without a gradient b (x - centre) + d. */
+template <class T, int V>
+__device__ __forceinline__ void combine_of(const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *a, const Sum<T> *b,
+                                           const Sum<T> *d, T *result, int64 n, int64 c, int64 l, int64 wide, int64 apart) {
+    typedef Sum<T> S;
+    Part part(V, n, c, l, wide, apart);
+    if (!part.has) return;
+    const S middle = centre[part.channel], slope = b[part.channel], shift = d[part.channel], of_grad = a ? a[part.channel] : S(0);
+    const bool aligned = all_aligned(grad, x, result);
+    while (part.unit < part.end) {
+        S g[V], values[V];
+        const int64 at = part.address<V>();
+        load<V>(x + at, aligned, values);
+        if (grad) load<V>(grad + at, aligned, g);
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+            const S scaled = (values[i] - middle) * slope;
+            values[i] = (grad ? scaled + of_grad * g[i] : scaled) + shift;
+        }
+        store<V>(result + at, aligned, values);
+        part.step();
+    }
+}
+template <class T>
+__device__ __forceinline__ void combine(const T *grad, const T *x, const Sum<T> *centre, const Sum<T> *a, const Sum<T> *b,
+                                        const Sum<T> *d, T *result, int64 n, int64 c, int64 l, int64 wide, int64 apart, int64 vector) {
+    if (vector) combine_of<T, Widest<T>::COUNT>(grad, x, centre, a, b, d, result, n, c, l, wide, apart);
+    else combine_of<T, 1>(grad, x, centre, a, b, d, result, n, c, l, wide, apart);
+}
+
+#define IN(T) const T *__restrict__
+#define OUT(T) T *__restrict__
+#define SIZES int64 n, int64 c, int64 l, int64 blocks, int64 wide, int64 apart, int64 vector
+#define MOMENTS(T) (IN(T) x, OUT(Sum<T>) partial, SIZES)
+#define NORMALISE(T) (IN(T) x, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(T) residual, IN(Sum<T>) partial, OUT(T) y, OUT(Sum<T>) means, \
+                      OUT(Sum<T>) squares, OUT(Sum<T>) inverses, double eps, SIZES, int64 activation)
+#define SUMS(T) (IN(T) grad, IN(T) x, IN(T) y, IN(Sum<T>) centre, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(Sum<T>) inverse, \
+                 OUT(T) before, OUT(Sum<T>) partial, SIZES, int64 activation)
+#define GRADIENTS(T) (IN(T) grad, IN(T) x, IN(Sum<T>) centre, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(Sum<T>) inverse, \
+                      IN(Sum<T>) partial, OUT(T) result, OUT(Sum<T>) plain, OUT(Sum<T>) product, SIZES, int64 activation)
+#define COMBINE(T) (IN(T) grad, IN(T) x, IN(Sum<T>) centre, IN(Sum<T>) a, IN(Sum<T>) b, IN(Sum<T>) d, OUT(T) result, SIZES)
+VERSIONS(moments, THREADS, MOMENTS, (x, partial, n, c, l, wide, apart, vector))
+VERSIONS(normalise, THREADS, NORMALISE, (x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l, blocks, wide,
+                                         apart, vector, activation))
+VERSIONS(sums, THREADS, SUMS, (grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, vector, activation))
+VERSIONS(gradients, THREADS, GRADIENTS, (grad, x, centre, weight, bias, inverse, partial, result, plain, product, n, c, l, blocks,
+                                         wide, apart, vector, activation))
+VERSIONS(combine, THREADS, COMBINE, (grad, x, centre, a, b, d, result, n, c, l, wide, apart, vector))

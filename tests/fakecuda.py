@@ -1,0 +1,211 @@
+"""``xp.cuda`` of the stand-in: streams, events, pinned memory and graphs, all in the order of the program.
+
+Work on any stream is done at once, so a missing wait between two streams is not found here; waits of the host are counted. With
+`lagging(n)` an asynchronous copy to the host happens when its event has been asked n times: who reads early reads old values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import device_graphs
+import numpy as np
+from device_counts import note
+
+
+def is_available() -> bool:
+    return True
+
+
+class Device:
+    def __init__(self, number: int = 0):
+        self.id = number
+
+    def use(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        _wait("device")
+
+    @property
+    def compute_capability(self) -> str:
+        return "90"
+
+
+class runtime:                                    # noqa: N801  (CuPy's name)
+    @staticmethod
+    def getDeviceCount() -> int:                  # noqa: N802
+        return 1
+
+    @staticmethod
+    def deviceGetPCIBusId(number: int) -> str:    # noqa: N802
+        """A GPU for each rank, or one for all: $MPITRAIN_FAKE_BUS."""
+        from mpi4py import MPI
+        return os.environ.get("MPITRAIN_FAKE_BUS", f"0000:{MPI.COMM_WORLD.rank:02x}:00.0")
+
+
+class nccl:                                       # noqa: N801
+    """NCCL over MPI, on addresses of the stand-in's memory. Identities are 128 signed bytes, as CuPy has them."""
+
+    available = True
+
+    @staticmethod
+    def get_unique_id() -> tuple[int, ...]:
+        return tuple((37 * i + 200) % 256 - 128 for i in range(128))
+
+    class NcclCommunicator:
+        def __init__(self, n: int, identity: tuple[int, ...], rank: int):
+            from mpi4py import MPI
+            assert identity == nccl.get_unique_id() and (n, rank) == (MPI.COMM_WORLD.size, MPI.COMM_WORLD.rank)
+            self._comm = MPI.COMM_WORLD.Dup()
+
+        def allReduce(self, source: int, target: int, count: int, kind: int, operation: int, stream: int) -> None:  # noqa: N802
+            from mpi4py import MPI
+            number = {7: ctypes.c_float, 8: ctypes.c_double}[kind]
+            assert source == target and operation == 0 and stream
+            self._comm.Allreduce(MPI.IN_PLACE, np.ctypeslib.as_array((number * count).from_address(target)))
+
+
+def _wait(what: str) -> None:
+    device_graphs.forbidden(f"to wait for the {what}")
+    note(sync=what)
+
+
+_lag = 0
+_late: list[Callable[[], Any]] = []               # copies to the host that have not happened
+
+
+@contextmanager
+def lagging(n: int) -> Iterator[None]:
+    global _lag
+    _lag = n
+    try:
+        yield
+    finally:
+        _lag = 0
+
+
+def copy_later(work: Callable[[], Any]) -> None:
+    if _lag:
+        _late.append(work)
+    else:
+        device_graphs.in_place(work)
+
+
+class Event:
+    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False):
+        self.seconds: float | None = None
+        self._works: list[Callable[[], Any]] = []
+        self._asked = 0
+
+    def record(self, stream: Any = None) -> None:
+        def now() -> None:
+            self.seconds = time.perf_counter()
+        self._works, self._asked = list(_late), 0
+        device_graphs.in_place(now)
+
+    def _reach(self) -> None:
+        for work in self._works:
+            if work in _late:
+                work()
+                _late.remove(work)
+        self._works = []
+
+    @property
+    def done(self) -> bool:
+        self._asked += 1
+        if self._works and self._asked <= _lag:
+            return False
+        self._reach()
+        return True
+
+    def synchronize(self) -> None:
+        _wait("event")
+        self._reach()
+
+
+def get_elapsed_time(first: Event, second: Event) -> float:
+    """Milliseconds."""
+    assert first.seconds is not None and second.seconds is not None, "an event was not recorded"
+    return 1e3 * (second.seconds - first.seconds)
+
+
+class Stream:
+    def __init__(self, null: bool = False, non_blocking: bool = False, ptds: bool = False):
+        self.ptr = id(self)
+
+    def __enter__(self) -> Stream:
+        _streams.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _streams.pop()
+
+    def synchronize(self) -> None:
+        _wait("stream")
+
+    def record(self, event: Event | None = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        pass
+
+    @property
+    def done(self) -> bool:
+        return True
+
+    def begin_capture(self, mode: Any = None) -> None:
+        device_graphs.begin()
+
+    def end_capture(self) -> device_graphs.Graph:
+        return device_graphs.end()
+
+    def is_capturing(self) -> bool:
+        return device_graphs.capturing()
+
+
+_streams = [Stream(null=True)]
+Stream.null = _streams[0]                         # type: ignore[attr-defined]
+
+
+def get_current_stream() -> Stream:
+    return _streams[-1]
+
+
+def alloc_pinned_memory(size: int) -> Any:
+    return np.empty(size, np.uint8)
+
+
+class MemoryPool:
+    """Counts nothing: arrays of the stand-in are NumPy's."""
+
+    def used_bytes(self) -> int:
+        return 0
+
+    def total_bytes(self) -> int:
+        return 0
+
+    def free_all_blocks(self) -> None:
+        pass
+
+    def malloc(self, size: int) -> None:
+        pass
+
+
+@contextmanager
+def using_allocator(allocator: Any = None) -> Iterator[None]:
+    yield
+
+
+_pool = MemoryPool()
+
+
+def get_default_memory_pool() -> MemoryPool:
+    return _pool

@@ -1,0 +1,67 @@
+"""Micro-batches as captured graphs: the bits of the same code uncaptured, and a line where a step cannot be captured.
+
+The capture of the stand-in computes nothing, and its graphs do what was asked for during it at each launch (device_graphs), so
+a number of one step that was frozen in a graph gives other losses here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from launch import mpirun
+from runs import record, steps, write
+
+PROGRAM = Path(__file__).with_name("device_program.py")
+REGRESSION = """
+[model]
+name = "mlp"
+inputs = 64
+hidden = [24, 16]
+outputs = 10
+activation = "{activation}"
+[data]
+path = "digits"
+transform = ["standardise"]
+[optimizer]
+name = "adamw"
+lr = 3e-3
+schedule = "cosine"
+clip_norm = 1.0
+[train]
+steps = 9
+batch_size = 30
+micro_batches = {micro_batches}
+eval_every = 4
+device = "gpu"
+[log]
+every = 1
+progress_s = 0
+"""
+
+
+@pytest.mark.parametrize(("activation", "micro_batches"), [("relu", 1), ("gelu", 3), ("gelu", 5)])
+def test_a_captured_run_has_the_bits_of_the_same_run_uncaptured(tmp_path: Path, activation: str, micro_batches: int) -> None:
+    """The last batch of micro-batches is uneven: 30 rows in 4 or 7, so that graphs of two shapes and several arenas are there."""
+    config = write(tmp_path, REGRESSION.format(activation=activation, micro_batches=micro_batches))
+    for name in ("on", "off"):
+        result = mpirun(1, PROGRAM, "train", config, f"train.graph={name}", f"run.out={name}", cwd=tmp_path)
+        assert result.rc == 0, result.err
+    assert [line["loss"] for line in steps(tmp_path / "on")] == [line["loss"] for line in steps(tmp_path / "off")]
+    assert record(tmp_path / "on")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
+
+
+def test_a_step_that_draws_random_numbers_is_not_captured_and_says_so(tmp_path: Path) -> None:
+    config = write(tmp_path, REGRESSION.format(activation="relu", micro_batches=1))
+    result = mpirun(1, PROGRAM, "train", config, "train.graph=on", "model.dropout=0.1", cwd=tmp_path)
+    assert result.rc == 78 and "draws random numbers" in result.error_lines[0] and "train.graph" in result.error_lines[0]
+    result = mpirun(1, PROGRAM, "train", config, "model.dropout=0.1", "run.out=auto", cwd=tmp_path)
+    assert result.rc == 0, result.err
+
+
+def test_graphs_are_for_devices_and_for_one_rank(tmp_path: Path) -> None:
+    config = write(tmp_path, REGRESSION.format(activation="relu", micro_batches=2))
+    on_host = mpirun(1, "-m", "mpitrain", "train", config, "train.graph=on", "train.device=cpu", cwd=tmp_path)
+    assert on_host.rc == 78 and 'train.graph = "on" captures graphs of train.device = "gpu"' in on_host.error_lines[0]
+    together = mpirun(2, PROGRAM, "train", config, "train.graph=on", cwd=tmp_path)
+    assert together.rc == 78 and "gradients of 2 ranks are exchanged through the host" in together.error_lines[0]
