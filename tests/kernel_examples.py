@@ -421,7 +421,8 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
                      of_shapes((2, 5, 40, 40), then=(Side((0,), (40,), 40), Side((0, 7), (40, 9), 40)), tolerance=1e-6)),
     "window_total_gradient": (of_shapes((2, 21, 1, 1), then=PLANE, tolerance=1e-6),
                               of_shapes((2, 5, 20, 20), then=(MANY, MANY), tolerance=1e-6),
-                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6)),
+                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6),
+                              of_shapes((2, 5, 3, 3), then=(BACK, BACK), tolerance=1e-6)),
     **dict.fromkeys(("softmax", "log_softmax"), (ROWS_OF_VECTORS, WIDE_ROWS, EXTREMES)),
     **dict.fromkeys(("softmax_grad", "log_softmax_grad"), (TWO_OF_VECTORS, TWO_WIDE)),
     "cross_entropy": (losses_of(40, 0.0, None), losses_of(5003, 0.0, 3), losses_of(5003, 0.2, None, training=False),
@@ -440,6 +441,4 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
                              for given in FLASH),
     "flash_attention_grad": tuple(Example(lambda rng, dtype, given=given: wide_flash_arguments(rng, dtype, True, *given), 3e-6)
                                   for given in FLASH),
-                              of_shapes((2, 5, 3, 2), then=(LARGE_ROWS, LARGE_COLUMNS), tolerance=1e-6),
-                              of_shapes((2, 5, 3, 3), then=(BACK, BACK), tolerance=1e-6)),
 }

@@ -30,7 +30,7 @@ class Feed:
     def tensors(self, x: Any) -> Any:
         """What the model is called with: a tensor of `inputs`, or a `ByName` of `Columns`, whose integers are int64."""
         if isinstance(x, Columns):
-            return ByName({name: Tensor(self._rounded(self.device.put(self._by_kind(array)))) for name, array in x.items()})
+            return ByName({name: Tensor(self.rounded(self.device.put(self._by_kind(array)))) for name, array in x.items()})
         return Tensor(self.inputs(x))
 
     def tensors_of(self, micro: MicroBatch) -> Any:
@@ -39,7 +39,7 @@ class Feed:
 
     def here(self, x: Array) -> Tensor:
         """The model's input of inputs that have come to the device as `host_inputs` has them."""
-        return Tensor(x if self.tokens else self._rounded(x))
+        return Tensor(x if self.tokens else self.rounded(x))
 
     def targets_of(self, micro: MicroBatch) -> Array:
         return self.targets(micro.y) if micro.there is None else micro.there[1]
@@ -51,7 +51,7 @@ class Feed:
 
     def inputs(self, x: Any) -> Array:
         x = self.device.put(self.host_inputs(x))
-        return x if self.tokens else self._rounded(x)
+        return x if self.tokens else self.rounded(x)
 
     def host_inputs(self, x: Any) -> Any:
         """`inputs` before they go to the device."""
@@ -66,7 +66,8 @@ class Feed:
         y = self.part(y)
         return self._cast(y) if y.dtype.kind == "f" else y
 
-    def _rounded(self, values: Array) -> Array:
+    def rounded(self, values: Array) -> Array:
+        """Values of the device in the format of activations; integers as they are."""
         return values.astype(self.compute) if self.compute != self.dtype and values.dtype == self.dtype else values
 
     def _cast(self, values: Any) -> Any:
