@@ -55,9 +55,11 @@ def library(source: str) -> ctypes.CDLL:
 
 
 class OnHost:
-    """Runs one kernel at a time: fibres belong to the library. Launches are noted in `device_counts`."""
+    """Runs one kernel at a time: fibres belong to the library. Launches are noted in `device_counts`; `launched` counts those
+    of kernels since the process began, by name."""
 
     def __init__(self) -> None:
+        self.launched: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def product(self, form: ProductForm, x: Any, y: Any, out: Any, bias: Any, alpha: float, beta: float) -> bool:
@@ -98,6 +100,7 @@ class OnHost:
             assert len(integers) <= INTEGERS and len(doubles) <= DOUBLES, f"{name} has more arguments than on_host.h passes"
             whole = (*grid, 1, 1)[:3]
             note(name)
+            self.launched[name] = self.launched.get(name, 0) + 1
             kept = [x for x in arguments if not isinstance(x, int | float)]          # their memory, while a graph has the launch
 
             def work() -> None:
