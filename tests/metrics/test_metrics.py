@@ -44,6 +44,13 @@ def test_metrics_of_numbers_are_scikit_learns(shape: tuple[int, ...], offset: fl
         assert measured(name, p, y, "values") == pytest.approx(expected, rel=1e-12), name
 
 
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 123.456])
+@pytest.mark.parametrize("rows", [10, 14, 29])
+def test_r2_of_targets_that_never_change_is_0_whatever_their_mean_rounds_to(value: float, rows: int) -> None:
+    y = np.full((rows, 1), value)
+    assert measured("r2", y + 1, y, "values") == 0.0
+
+
 def test_r2_of_targets_that_never_change_is_as_scikit_learns() -> None:
     y = np.ones((50, 2))
     p = y.copy()
