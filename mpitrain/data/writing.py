@@ -137,6 +137,9 @@ def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
 def refuse_existing(folder: Path, overwrite: bool) -> None:
     """OutputError unless `folder` may be written; an importer asks before a long read too."""
     if not os.path.lexists(folder):
+        above = next((parent for parent in folder.parents if os.path.lexists(parent)), folder.parent)
+        if above.exists() and not above.is_dir():
+            raise OutputError("the output is not a folder; choose another --out", file=above)
         return
     if folder.is_symlink() or not folder.is_dir():
         raise OutputError("the output is not a folder; choose another --out", file=folder)

@@ -108,6 +108,9 @@ def test_an_existing_folder_is_kept_unless_it_is_empty_or_ours_to_overwrite(shar
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="not a folder"):
         write_shards(tmp_path / "file", **again, overwrite=True)
+    with pytest.raises(OutputError, match="file.: the output is not a folder; choose another --out") as found:
+        write_shards(tmp_path / "file/train", **again)
+    assert found.value.exit_code == 73
 
 
 def test_a_write_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
