@@ -3,7 +3,7 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import packages, write_shards
+from mpitrain.data import packages, write_parts
 
 SAMPLES = (5, 5)                 # model.samples of run.toml
 LEADERS = (0, 33)                # the instructor and the president: the only members whose side the model is told
@@ -45,10 +45,9 @@ def main() -> int:
     for node, friends in neighbours.items():
         features[node, friends] = 1
     others = [node for node in graph if node not in LEADERS]
-    for folder, nodes in (("train", LEADERS * 256), ("test", others * 16)):
-        drawn = neighbourhoods(neighbours, nodes, rng)
-        write_shards(out.folder / folder, features[drawn], side[list(nodes)], kind="classification", classes=CLUBS,
-                     overwrite=out.overwrite)
+    parts = {part: (features[neighbourhoods(neighbours, nodes, rng)], side[list(nodes)])
+             for part, nodes in (("train", LEADERS * 256), ("test", others * 16))}
+    write_parts(out.folder, parts, kind="classification", classes=CLUBS, overwrite=out.overwrite)
     return 0
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import foreign, packages, write_shards
+from mpitrain.data import foreign, packages, write_parts
 
 COLUMNS, TARGET, LAGS = ("DJ_return", "log_volume", "log_volatility"), 1, 5
 
@@ -31,9 +31,8 @@ def main() -> int:
     table = foreign.read_table(file, [*COLUMNS, "train"])
     train = foreign.labels(file, "train", table["train"], ["FALSE", "TRUE"])[LAGS:].astype(bool)
     x, y = windows(np.stack([foreign.numbers(file, name, table[name]) for name in COLUMNS], axis=1))
-    for folder, rows in (("train", train), ("test", ~train)):
-        write_shards(out.folder / folder, x[rows].astype("f4"), y[rows, None].astype("f4"), kind="regression",
-                     overwrite=out.overwrite)
+    parts = {part: (x[rows].astype("f4"), y[rows, None].astype("f4")) for part, rows in (("train", train), ("test", ~train))}
+    write_parts(out.folder, parts, kind="regression", overwrite=out.overwrite)
     print("{} days to train on, {} to judge by; R2 of least squares {:.3f}, of yesterday's volume {:.3f}".format(
         train.sum(), (~train).sum(), *baselines(x, y, train)))
     return 0

@@ -3,7 +3,7 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import foreign, packages, write_shards
+from mpitrain.data import foreign, packages, write_parts
 
 PATH = "usr/lib/R/site-library/kernlab/data/spam.rda"
 
@@ -30,9 +30,8 @@ def main() -> int:
     columns = [name for name in table if name != "type"]
     x = np.log1p(100 * np.stack([foreign.numbers(file, name, table[name]) for name in columns], axis=1))
     test = held_out(x)
-    for folder, rows in (("train", ~test), ("test", test)):
-        write_shards(out.folder / folder, x[rows].astype("f4"), y[rows], kind="classification", classes=["mail", "spam"],
-                     overwrite=out.overwrite)
+    parts = {part: (x[rows].astype("f4"), y[rows]) for part, rows in (("train", ~test), ("test", test))}
+    write_parts(out.folder, parts, kind="classification", classes=["mail", "spam"], overwrite=out.overwrite)
     print(f"{len(columns)} columns, {(~test).sum()} e-mails to train on, {test.sum()} to judge by; "
           f"least squares {least_squares(x, y, test):.4f}")
     return 0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
 import importlib.util
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -18,7 +20,7 @@ import pytest
 from launch import ROOT, Job, Result, clean_environment
 
 from mpitrain.data import foreign, packages
-from mpitrain.errors import DataError, MissingError
+from mpitrain.errors import DataError, MissingError, MpitrainError
 
 
 def script(example: str) -> ModuleType:
@@ -121,6 +123,49 @@ def test_a_truncated_series_is_one_line(tmp_path: Path, example: str, name: str)
         result = run(example, tmp_path / "data", tmp_path / "site")
         assert result.rc == 65 and len(result.error_lines) == 1 and said in result.error_lines[0], result.err
         assert "pip install --force-reinstall --no-deps aeon==1.6.0" in result.error_lines[0]
+
+
+OF_FILES = [path.parent.name for path in sorted((ROOT / "examples").glob("*/data.py"))
+            if re.search(r"(python|debian)_file\(", path.read_text()) and path.parent.name != "karate"]     # imports its package
+FILES = {"darcy": 2, "fashion": 4, "gunpoint": 2, "italy_power": 2, "khan": 4}     # how many each reads; the others one
+
+
+@pytest.mark.parametrize("example", OF_FILES)
+def test_a_damaged_file_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str) -> None:
+    """Each file that an example reads is cut off, empty or missing in turn; half of its data would stand in the way later."""
+    finders = {name: getattr(packages, name) for name in ("python_file", "debian_file")}
+    asked: list[str] = []
+    turn, damage = 0, ""
+
+    def find(finder: Any, name: str, *rest: str) -> packages.Packaged:
+        try:
+            found = finder(name, *rest)
+        except MissingError as error:
+            pytest.skip(error.message)
+        asked.append(rest[-1])
+        if len(asked) != turn + 1:
+            return found
+        path = tmp_path / damage / found.path.name
+        path.parent.mkdir(exist_ok=True)
+        if damage != "missing":
+            content = found.path.read_bytes()
+            path.write_bytes(content[:len(content) // 2] if damage == "cut" else b"")
+        return packages.Packaged(path, "install it again")
+
+    module, out = script(example), tmp_path / "out"
+    for name, finder in finders.items():
+        monkeypatch.setattr(packages, name, functools.partial(find, finder))
+    monkeypatch.setattr(sys, "argv", ["data.py", "--out", str(out)])
+    for damage in ("missing", "empty", "cut"):
+        for turn in range(FILES.get(example, 1)):
+            asked.clear()
+            with pytest.raises(MpitrainError) as caught:
+                module.main()
+            assert caught.value.exit_code in (65, 66) and "\n" not in str(caught.value)
+            assert not out.exists(), f"{asked[turn]} was {damage}"
+    turn = -1
+    asked.clear()
+    assert module.main() == 0 and len(asked) == FILES.get(example, 1) and list(out.rglob("manifest.json"))
 
 
 def lazily(folder: Path, **frames: Any) -> Path:
