@@ -65,8 +65,9 @@ def python_file(name: str, version: str, path: str) -> Packaged:
     if entry.hash is not None and entry.hash.mode == "sha256":
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         if digest != entry.hash.value:
-            of = f" of {entry.size:,}" if entry.size is not None else ""
-            raise found.error(f"is not the file of {name} {package.version}: it has {len(data):,}{of} bytes or others")
+            why = f"it has {len(data):,} of {entry.size:,} bytes" if entry.size not in (None, len(data)) else \
+                "its SHA-256 is not the one that the package has of it"
+            raise found.error(f"is not the file of {name} {package.version}: {why}")
     return found
 
 

@@ -67,10 +67,12 @@ def test_a_version_without_a_column_names_the_column_and_the_version_to_install(
     assert found.value.dataset == "price"
 
 
-@pytest.mark.parametrize("content", [TABLE[:-5], TABLE.replace("5", "6"), ""])
-def test_a_file_that_is_not_the_one_of_the_package_is_refused(site: Path, content: str) -> None:
+@pytest.mark.parametrize(("content", "why"), [
+    (TABLE[:-5], "it has 19 of 24 bytes"), ("", "it has 0 of 24 bytes"),
+    (TABLE.replace("5", "6"), "its SHA-256 is not the one that the package has of it")])
+def test_a_file_that_is_not_the_one_of_the_package_is_refused(site: Path, content: str, why: str) -> None:
     (site / "numbers_/table.csv").write_text(content)
-    with pytest.raises(DataError, match="is not the file of numbers_ 1.5: .* pip install --force-reinstall .*_==1.5"):
+    with pytest.raises(DataError, match=f"is not the file of numbers_ 1.5: {why}; pip install --force-reinstall .*_==1.5"):
         packages.python_file("numbers_", "1.5", "numbers_/table.csv")
 
 
