@@ -99,6 +99,23 @@ def test_the_club_that_networkx_has_no_more_is_a_line_with_the_version_to_instal
         karate.club()
 
 
+@pytest.mark.parametrize("content", ["def broken(:\n", "raise RuntimeError('two\\nlines')\n", "1 / 0\n"])
+def test_a_networkx_that_cannot_be_imported_is_a_line_with_the_cure(tmp_path: Path, content: str) -> None:
+    """Any of its files may be damaged, and only the one that has the club in it is compared with its hash."""
+    path = "networkx/generators/social.py"
+    (tmp_path / "site" / path).parent.mkdir(parents=True)
+    (tmp_path / "site" / path).write_text("")
+    (tmp_path / "site/networkx/__init__.py").write_text(content)
+    about = tmp_path / "site/networkx-3.6.1.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text("Name: networkx\nVersion: 3.6.1\n")
+    about.joinpath("RECORD").write_text(f"{path},,")
+    result = run("karate", tmp_path / "data", tmp_path / "site")
+    assert result.rc == 65 and len(result.error_lines) == 1 and "has no karate_club_graph: " in result.error_lines[0], result.err
+    assert "pip install --force-reinstall --no-deps networkx==3.6.1" in result.error_lines[0]
+    assert result.err.count("\n") == 1
+
+
 def test_a_mail_that_was_sent_twice_is_on_one_side() -> None:
     x = np.random.default_rng(0).integers(0, 4, (900, 3)).astype(float)                 # 64 different ones at most
     test = script("spam").held_out(x)
