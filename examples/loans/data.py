@@ -6,6 +6,7 @@ import mpitrain
 from mpitrain.data import foreign, packages, write_parts
 
 COLUMNS = ("student", "balance", "income")
+ROWS, DEFAULTS = 10_000, 333
 
 
 def fold_of(n, folds=5):
@@ -51,6 +52,8 @@ def main() -> int:
     file = packages.python_file("ISLP", "0.6.0", "ISLP/data/Default.csv")
     table = foreign.read_table(file, ["default", *COLUMNS])
     y = foreign.labels(file, "default", table["default"], ["No", "Yes"])
+    foreign.expect(file, "rows", len(y), ROWS)
+    foreign.expect(file, "defaults", y.sum(), DEFAULTS)
     student = foreign.labels(file, "student", table["student"], ["No", "Yes"])
     x = np.stack([student, *(foreign.numbers(file, name, table[name]) for name in COLUMNS[1:])], axis=1)
     test = fold_of(len(y)) == 0

@@ -6,6 +6,7 @@ import mpitrain
 from mpitrain.data import foreign, packages, write_parts
 
 PATH = "usr/lib/R/site-library/kernlab/data/spam.rda"
+MAILS, SPAM = 4_601, 1_813
 
 
 def held_out(x):
@@ -27,6 +28,8 @@ def main() -> int:
     file = packages.debian_file("r-cran-kernlab", PATH)
     table = foreign.read_frame(file, "spam")
     y = foreign.labels(file, "type", foreign.pick(file, table, ["type"])["type"], ["nonspam", "spam"])
+    foreign.expect(file, "e-mails", len(y), MAILS)
+    foreign.expect(file, "of them spam", y.sum(), SPAM)
     columns = [name for name in table if name != "type"]
     x = np.log1p(100 * np.stack([foreign.numbers(file, name, table[name]) for name in columns], axis=1))
     test = held_out(x)

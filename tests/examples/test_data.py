@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from launch import ROOT, Job, Result, clean_environment
 
-from mpitrain.data import foreign, packages
+from mpitrain.data import foreign, importers, packages
 from mpitrain.errors import DataError, MissingError, MpitrainError
 
 
@@ -183,6 +183,34 @@ def test_a_damaged_file_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytes
     turn = -1
     asked.clear()
     assert module.main() == 0 and len(asked) == FILES.get(example, 1) and list(out.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("example", [name for name in OF_FILES if name != "darcy"])           # which looks at shapes
+def test_a_table_without_its_last_row_is_refused_with_the_rows_that_were_expected(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str) -> None:
+    """As another version of a package may have it, whose hash fits."""
+    def shorter(read: Any) -> Any:
+        def found(*arguments: Any) -> Any:
+            return tuple(part[:-1] for part in table) if isinstance(table := read(*arguments), tuple) else \
+                {name: cells[:-1] for name, cells in table.items()}
+        return found
+
+    for module, name in ((foreign, "read_table"), (foreign, "read_frame"), (foreign, "read_lazy_frame"),
+                         (importers, "read_idx_pair")):
+        monkeypatch.setattr(module, name, shorter(getattr(module, name)))
+    series, text = importers.read_series, foreign.read_text
+    if example == "breast_cancer":                 # which reads lines
+        monkeypatch.setattr(foreign, "read_text", lambda file: text(file).rstrip().rpartition("\n")[0])
+    monkeypatch.setattr(importers, "read_series", lambda file: foreign.Series(*(part[:-1] for part in series(file)[:2]),
+                                                                              series(file).classes))
+    monkeypatch.setattr(sys, "argv", ["data.py", "--out", str(tmp_path / "out")])
+    try:
+        with pytest.raises(DataError, match=r"expected ([\d,]+) [a-z-]+, found ([\d,]+); ") as caught:
+            script(example).main()
+    except MissingError as error:
+        pytest.skip(error.message)
+    expected, found = (int(number.replace(",", "")) for number in re.findall(r"(?:expected|found) ([\d,]+)", str(caught.value)))
+    assert found == expected - 1 and not (tmp_path / "out").exists()
 
 
 def lazily(folder: Path, **frames: Any) -> Path:

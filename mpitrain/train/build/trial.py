@@ -208,8 +208,8 @@ def refuse_balanced(loss: Any, output: Tensor) -> None:
     weights = next((value for value in (*kept.values(), *options.values()) if isinstance(value, Balanced)), None)
     outputs = output.shape[options.get("dim", -1)]
     if weights is not None and len(weights) != outputs:
-        raise ConfigError(f'train.weight = "{BALANCED}": the training rows have labels 0 to {len(weights) - 1}, and the model has '
-                          f"{outputs} outputs; set its outputs to {len(weights)}, or give a list of {outputs} numbers, one for each")
+        raise ConfigError(f'train.weight = "{BALANCED}": the training rows have labels 0 to {len(weights) - 1}, and the model '
+                          f"has {outputs} outputs; set its outputs to {len(weights)}, or give a list of {outputs} numbers")
 
 
 def try_constant(loss: Any, what: str, output: Tensor, target: Any) -> str:
