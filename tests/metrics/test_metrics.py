@@ -11,7 +11,7 @@ import pytest
 from mpitrain.errors import ConfigError
 from mpitrain.metrics import About, Seen, find_metrics, judged, refuse_metrics
 
-sk: Any = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed: pip install scikit-learn",
+sk: Any = pytest.importorskip("sklearn.metrics", reason="scikit-learn cannot be imported: make test installs it",
                               exc_type=ImportError)
 NEAR = {"rel": 1e-12, "abs": 1e-14}
 
