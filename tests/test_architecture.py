@@ -31,6 +31,13 @@ DOORS = [({*lines(contract, "source_modules")}, {*lines(contract, "forbidden_mod
          for contract in ("no-mpi-below", "mpi", "config", "compilers")]
 
 
+def test_what_metrics_are_compared_with_comes_with_the_tests_and_its_dependencies() -> None:
+    """Installed alone, for the data of an example, scikit-learn cannot be imported, and the comparison to 1e-12 is skipped."""
+    alone = re.search(r"^EXAMPLES_PIP = (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert alone is not None and "scikit-learn" not in alone[1]
+    assert "scikit-learn" in [re.split("[<>=]", line)[0] for line in RULES["options.extras_require"]["test"].split("\n")]
+
+
 def package_of(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 

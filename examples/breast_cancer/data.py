@@ -18,7 +18,8 @@ def main() -> int:
     lines = list(csv.reader(foreign.read_text(table).splitlines()))
     if not lines or lines[0] != [str(ROWS), str(FEATURES), *CLASSES]:
         raise table.error(f"the first line is not {ROWS},{FEATURES},{','.join(CLASSES)}")
-    if len(lines) != ROWS + 1 or any(len(line) != FEATURES + 1 for line in lines[1:]):
+    foreign.expect(table, "rows", len(lines) - 1, ROWS)
+    if any(len(line) != FEATURES + 1 for line in lines[1:]):
         raise table.error(f"expected {ROWS} lines of {FEATURES} numbers and a label after the first")
     columns = list(zip(*lines[1:]))
     x = np.stack([foreign.numbers(table, str(i), cells) for i, cells in enumerate(columns[:-1])], axis=1).astype(np.float32)

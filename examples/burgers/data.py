@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 import mpitrain
-from mpitrain.data import packages, write_shards
+from mpitrain.data import packages, write_parts
 
 VISCOSITY = 0.01 / math.pi
 INSIDE, AROUND = 12_000, 4_000                        # points to train on: anywhere, and about the shock at x = 0
@@ -41,12 +41,12 @@ def main() -> int:
     inside = np.stack([rng.uniform(-1, 1, INSIDE), rng.uniform(0, 1, INSIDE)], axis=1)
     around = np.stack([np.clip(rng.normal(0, 0.1, AROUND), -1, 1), rng.uniform(0, 1, AROUND)], axis=1)
     points = np.concatenate([inside, around])
-    write_shards(out.folder / "train", points, np.zeros_like(points), kind="regression", overwrite=out.overwrite)
     x, t = (grid.reshape(-1) for grid in np.meshgrid(np.linspace(-1, 1, SIDE[0]), np.linspace(0, 1, SIDE[1]), indexing="ij"))
     u = solution(x, t)
     known = np.full(len(u), 1 / np.mean(u * u))
-    write_shards(out.folder / "test", np.stack([x, t], axis=1), np.stack([u, known], axis=1), kind="regression",
-                 overwrite=out.overwrite)
+    write_parts(out.folder, {"train": (points, np.zeros_like(points)),
+                             "test": (np.stack([x, t], axis=1), np.stack([u, known], axis=1))},
+                kind="regression", overwrite=out.overwrite)
     return 0
 
 

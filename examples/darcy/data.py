@@ -7,7 +7,7 @@ coordinate is the first, so each sample to train on gives another one by exchang
 import numpy as np
 
 import mpitrain
-from mpitrain.data import packages, write_shards
+from mpitrain.data import packages, write_parts
 from mpitrain.errors import DataError
 from mpitrain.interchange import torch_files
 
@@ -27,14 +27,14 @@ def fields(part):
         if name not in tensors or tensors[name].shape != shape:
             there = str(tensors[name].shape) if name in tensors else f"{', '.join(tensors) or 'nothing'}"
             raise found.error(f"expected a tensor {name} of shape {shape}, found {there}", dataset=name)
-    return [np.array(tensors[name].values(), np.float32)[:, None] for name in ("x", "y")]
+    x, y = (np.array(tensors[name].values(), np.float32)[:, None] for name in ("x", "y"))
+    return x, y
 
 
 def main() -> int:
     out = packages.output_of(__file__, __doc__)
     x, y = (np.concatenate([field, field.swapaxes(2, 3)]) for field in fields("train"))
-    write_shards(out.folder / "train", x, y, kind="regression", overwrite=out.overwrite)
-    write_shards(out.folder / "test", *fields("test"), kind="regression", overwrite=out.overwrite)
+    write_parts(out.folder, {"train": (x, y), "test": fields("test")}, kind="regression", overwrite=out.overwrite)
     return 0
 
 

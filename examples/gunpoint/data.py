@@ -1,14 +1,24 @@
 """Two movements of a hand: UCR's GunPoint from PyPI's package aeon, series of 150 positions."""
 
 import mpitrain
-from mpitrain.data import importers, packages
+from mpitrain.data import foreign, importers, packages, write_parts
+
+CLASSES = {"1": "gun", "2": "point"}
+SERIES = {"TRAIN": 50, "TEST": 150}
+
+
+def read(part):
+    """(series, labels) of a part."""
+    file = packages.python_file("aeon", "1.6.0", f"aeon/datasets/data/GunPoint/GunPoint_{part}.ts")
+    x, y, _ = importers.read_ts(file, CLASSES)
+    foreign.expect(file, "series", len(x), SERIES[part])
+    return x, y
 
 
 def main() -> int:
     out = packages.output_of(__file__, __doc__)
-    for folder, part in (("train", "TRAIN"), ("test", "TEST")):
-        file = packages.python_file("aeon", "1.6.0", f"aeon/datasets/data/GunPoint/GunPoint_{part}.ts")
-        importers.import_ts(file, out.folder / folder, classes={"1": "gun", "2": "point"}, overwrite=out.overwrite)
+    write_parts(out.folder, {"train": read("TRAIN"), "test": read("TEST")}, kind="classification", classes=list(CLASSES.values()),
+                overwrite=out.overwrite)
     return 0
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import packages, write_shards
+from mpitrain.data import packages, write_parts
+from mpitrain.errors import name_and_text
 
 SAMPLES = (5, 5)                 # model.samples of run.toml
 LEADERS = (0, 33)                # the instructor and the president: the only members whose side the model is told
@@ -15,9 +16,9 @@ def club():
     file = packages.python_file("networkx", "3.6.1", "networkx/generators/social.py")      # which has the friendships in it
     try:
         from networkx.generators.social import karate_club_graph
-    except ImportError as error:
-        raise file.error(f"has no karate_club_graph: {error}") from None
-    graph = karate_club_graph()
+        graph = karate_club_graph()
+    except Exception as error:                                # any file that is imported may be damaged
+        raise file.error(f"has no karate_club_graph: {' '.join(name_and_text(error).split())}") from None
     sides = [graph.nodes[node].get("club") for node in graph]
     if (list(graph), graph.number_of_edges()) != (list(range(34)), 78) or set(sides) != set(CLUBS):
         raise file.error(f"expected 34 members, 78 friendships and the sides {', '.join(CLUBS)}, found {len(graph)}, "
@@ -45,10 +46,9 @@ def main() -> int:
     for node, friends in neighbours.items():
         features[node, friends] = 1
     others = [node for node in graph if node not in LEADERS]
-    for folder, nodes in (("train", LEADERS * 256), ("test", others * 16)):
-        drawn = neighbourhoods(neighbours, nodes, rng)
-        write_shards(out.folder / folder, features[drawn], side[list(nodes)], kind="classification", classes=CLUBS,
-                     overwrite=out.overwrite)
+    parts = {part: (features[neighbourhoods(neighbours, nodes, rng)], side[list(nodes)])
+             for part, nodes in (("train", LEADERS * 256), ("test", others * 16))}
+    write_parts(out.folder, parts, kind="classification", classes=CLUBS, overwrite=out.overwrite)
     return 0
 
 

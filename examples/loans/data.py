@@ -3,9 +3,10 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import foreign, packages, write_shards
+from mpitrain.data import foreign, packages, write_parts
 
 COLUMNS = ("student", "balance", "income")
+ROWS, DEFAULTS = 10_000, 333
 
 
 def fold_of(n, folds=5):
@@ -51,12 +52,13 @@ def main() -> int:
     file = packages.python_file("ISLP", "0.6.0", "ISLP/data/Default.csv")
     table = foreign.read_table(file, ["default", *COLUMNS])
     y = foreign.labels(file, "default", table["default"], ["No", "Yes"])
+    foreign.expect(file, "rows", len(y), ROWS)
+    foreign.expect(file, "defaults", y.sum(), DEFAULTS)
     student = foreign.labels(file, "student", table["student"], ["No", "Yes"])
     x = np.stack([student, *(foreign.numbers(file, name, table[name]) for name in COLUMNS[1:])], axis=1)
     test = fold_of(len(y)) == 0
-    for folder, rows in (("train", ~test), ("test", test)):
-        write_shards(out.folder / folder, x[rows].astype("f4"), y[rows], kind="classification", classes=["pays", "defaults"],
-                     overwrite=out.overwrite)
+    parts = {part: (x[rows].astype("f4"), y[rows]) for part, rows in (("train", ~test), ("test", test))}
+    write_parts(out.folder, parts, kind="classification", classes=["pays", "defaults"], overwrite=out.overwrite)
     print("{} rows to train on, {} to judge by, {} of which default; logistic regression: AUC {:.4f}, F1 {:.4f}".format(
         (~test).sum(), test.sum(), y[test].sum(), *baseline(x, y, test)))
     return 0

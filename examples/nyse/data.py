@@ -3,9 +3,10 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import foreign, packages, write_shards
+from mpitrain.data import foreign, packages, write_parts
 
 COLUMNS, TARGET, LAGS = ("DJ_return", "log_volume", "log_volatility"), 1, 5
+DAYS, TRAINING = 6_051, 4_281
 
 
 def windows(table):
@@ -29,11 +30,13 @@ def main() -> int:
     out = packages.output_of(__file__, __doc__)
     file = packages.python_file("ISLP", "0.6.0", "ISLP/data/NYSE.csv")
     table = foreign.read_table(file, [*COLUMNS, "train"])
-    train = foreign.labels(file, "train", table["train"], ["FALSE", "TRUE"])[LAGS:].astype(bool)
+    marks = foreign.labels(file, "train", table["train"], ["FALSE", "TRUE"])
+    foreign.expect(file, "days", len(marks), DAYS)
+    foreign.expect(file, "days to train on", marks.sum(), TRAINING)
+    train = marks[LAGS:].astype(bool)
     x, y = windows(np.stack([foreign.numbers(file, name, table[name]) for name in COLUMNS], axis=1))
-    for folder, rows in (("train", train), ("test", ~train)):
-        write_shards(out.folder / folder, x[rows].astype("f4"), y[rows, None].astype("f4"), kind="regression",
-                     overwrite=out.overwrite)
+    parts = {part: (x[rows].astype("f4"), y[rows, None].astype("f4")) for part, rows in (("train", train), ("test", ~train))}
+    write_parts(out.folder, parts, kind="regression", overwrite=out.overwrite)
     print("{} days to train on, {} to judge by; R2 of least squares {:.3f}, of yesterday's volume {:.3f}".format(
         train.sum(), (~train).sum(), *baselines(x, y, train)))
     return 0

@@ -17,6 +17,8 @@ def main() -> int:
     bases = np.stack([foreign.labels(file, name, table[name], BASES) for name in places], axis=1)
     x = np.eye(len(BASES), dtype=np.float32)[bases].reshape(len(bases), -1)
     y = foreign.labels(file, "Class", table["Class"], CLASSES).astype(np.uint8)
+    foreign.expect(file, "sequences", len(y), 106)
+    foreign.expect(file, "promoters", y.sum(), 53)
     write_shards(out.folder, x, y, kind="classification", classes=CLASSES, overwrite=out.overwrite)
     return 0
 

@@ -3,13 +3,14 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import foreign, packages, write_shards
+from mpitrain.data import foreign, packages, write_parts
 
 PATH = "usr/lib/R/site-library/lme4/data/Rdata.rdb"
 # Student, lecturer, semesters that the student is enrolled and that the lecture lies back, for another department?, department.
 COLUMNS = ("s", "d", "studage", "lectage", "service", "dept")
 # Residual variance / that of students, of lecturers. Of half and of twice these, the test rows say RMSEs that are 0.002 larger.
 PENALTIES = (13.0, 5.3)
+RATINGS, SUM = 73_421, 235_369
 
 
 def numbered(cells):
@@ -37,10 +38,11 @@ def main() -> int:
     table = foreign.read_lazy_frame(file, "InstEval", [*COLUMNS, "y"])
     found = [numbered(foreign.numbers(file, name, table[name])) for name in COLUMNS]
     x, y = np.stack([column for column, _ in found], axis=1), foreign.numbers(file, "y", table["y"])
+    foreign.expect(file, "ratings", len(y), RATINGS)
+    foreign.expect(file, "as the sum of ratings", int(y.sum()), SUM)
     test = np.random.default_rng(0).permutation(len(y)) % 10 == 0
-    for folder, rows in (("train", ~test), ("test", test)):
-        write_shards(out.folder / folder, x[rows].astype("i4"), y[rows, None].astype("f4"), kind="regression",
-                     overwrite=out.overwrite)
+    parts = {part: (x[rows].astype("i4"), y[rows, None].astype("f4")) for part, rows in (("train", ~test), ("test", test))}
+    write_parts(out.folder, parts, kind="regression", overwrite=out.overwrite)
     print("values of each column: {}; {} ratings to train on, {} to judge by; RMSE of the mean {:.4f}, of students and "
           "lecturers {:.4f}".format([count for _, count in found], (~test).sum(), test.sum(), *two_effects(x, y, test)))
     return 0

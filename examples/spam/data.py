@@ -3,9 +3,10 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import foreign, packages, write_shards
+from mpitrain.data import foreign, packages, write_parts
 
 PATH = "usr/lib/R/site-library/kernlab/data/spam.rda"
+MAILS, SPAM = 4_601, 1_813
 
 
 def held_out(x):
@@ -27,12 +28,13 @@ def main() -> int:
     file = packages.debian_file("r-cran-kernlab", PATH)
     table = foreign.read_frame(file, "spam")
     y = foreign.labels(file, "type", foreign.pick(file, table, ["type"])["type"], ["nonspam", "spam"])
+    foreign.expect(file, "e-mails", len(y), MAILS)
+    foreign.expect(file, "of them spam", y.sum(), SPAM)
     columns = [name for name in table if name != "type"]
     x = np.log1p(100 * np.stack([foreign.numbers(file, name, table[name]) for name in columns], axis=1))
     test = held_out(x)
-    for folder, rows in (("train", ~test), ("test", test)):
-        write_shards(out.folder / folder, x[rows].astype("f4"), y[rows], kind="classification", classes=["mail", "spam"],
-                     overwrite=out.overwrite)
+    parts = {part: (x[rows].astype("f4"), y[rows]) for part, rows in (("train", ~test), ("test", test))}
+    write_parts(out.folder, parts, kind="classification", classes=["mail", "spam"], overwrite=out.overwrite)
     print(f"{len(columns)} columns, {(~test).sum()} e-mails to train on, {test.sum()} to judge by; "
           f"least squares {least_squares(x, y, test):.4f}")
     return 0

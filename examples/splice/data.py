@@ -3,9 +3,11 @@
 import numpy as np
 
 import mpitrain
-from mpitrain.data import foreign, packages, write_shards
+from mpitrain.data import foreign, packages, write_parts
 
-CLASSES = ("ei", "ie", "n")                        # exon to intron (donor), intron to exon (acceptor), neither
+# Exon to intron (donor), intron to exon (acceptor), neither; and how many rows are so.
+COUNTS = {"ei": 767, "ie": 765, "n": 1_654}
+CLASSES = tuple(COUNTS)
 TRAINING = 2000                                    # rows in Statlog's training set; the other 1,186 are its test set
 
 
@@ -16,8 +18,11 @@ def main() -> int:
     table = foreign.read_frame(file, "DNA", [*bits, "Class"])
     x = np.stack([foreign.numbers(file, name, table[name]) for name in bits], axis=1).astype(np.float32)
     y = foreign.labels(file, "Class", table["Class"], CLASSES).astype(np.uint8)
-    for folder, rows in (("train", slice(0, TRAINING)), ("test", slice(TRAINING, None))):
-        write_shards(out.folder / folder, x[rows], y[rows], kind="classification", classes=CLASSES, overwrite=out.overwrite)
+    foreign.expect(file, "rows", len(y), sum(COUNTS.values()))
+    for i, (name, count) in enumerate(COUNTS.items()):
+        foreign.expect(file, f"rows of class {name}", (y == i).sum(), count)
+    write_parts(out.folder, {"train": (x[:TRAINING], y[:TRAINING]), "test": (x[TRAINING:], y[TRAINING:])},
+                kind="classification", classes=CLASSES, overwrite=out.overwrite)
     return 0
 
 

@@ -22,11 +22,11 @@ from mpitrain.data.transforms import TRANSFORMS, Transform, Transforms
 __all__ = ["AUGMENTATIONS", "BUILT_IN", "TRANSFORMS", "Dataset", "Index", "Limits", "Loader", "MicroBatch", "Parser", "Sampler",
            "TokenWindows", "Transform", "Transforms", "augmentations", "check_finite", "check_labels", "check_validation",
            "describe", "fold_of", "folds", "is_file", "scan_labels", "scan_targets", "share_of", "split", "token_split",
-           "write_shards"]
+           "write_parts", "write_shards"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "write_shards":                    # which few programs need
-        from mpitrain.data.writing import write_shards
-        return write_shards
+    if name in ("write_parts", "write_shards"):   # which few programs need
+        from mpitrain.data import writing
+        return getattr(writing, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -84,6 +84,12 @@ def labels(file: Packaged, column: str, cells: Sequence[str], classes: Sequence[
     return np.array([numbers[cell] for cell in cells], np.int64)
 
 
+def expect(file: Packaged, what: str, found: int, expected: int) -> None:
+    """DataError unless as many rows, say, are there as a file of known content has: another version may have been cut off."""
+    if found != expected:
+        raise file.error(f"expected {expected:,} {what}, found {found:,}")
+
+
 def read_frame(file: Packaged, name: str, columns: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
     """The columns of the data frame `name` in R's .rda, by PyPI's package rdata, without R. Factors come as names of levels."""
     frames = _by_rdata(file, lambda rdata: rdata.read_rda(file.path), "R's .rda")

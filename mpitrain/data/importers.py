@@ -90,10 +90,15 @@ def import_idx(images: Path | str, out: Path | str, *, labels: Path | str | None
     refuse_existing(out, overwrite)
     if labels is None:
         images, labels = find_idx_pair(images)
-    x, y = read_idx(images), read_idx(Path(labels))
+    return write_classification(out, *read_idx_pair(images, Path(labels)), Path(labels), overwrite)
+
+
+def read_idx_pair(images: Path, labels: Path) -> tuple[Values, Values]:
+    """(x, y) of two IDX files; images of shape (n, height, width) get a channel."""
+    x, y = read_idx(images), read_idx(labels)
     if y.ndim != 1 or y.dtype.kind not in "iu":
         raise DataError(f"labels are 1-D integers, but this file holds {y.dtype} values of shape {y.shape}", file=labels)
-    return write_classification(out, x[:, None] if x.ndim == 3 else x, y, Path(labels), overwrite)
+    return x[:, None] if x.ndim == 3 else x, y
 
 
 def find_idx_pair(source: Path) -> tuple[Path, Path]:
@@ -254,7 +259,13 @@ def import_ts(source: Path | str | Packaged, out: Path | str, *, classes: Mappin
     out = Path(out)
     refuse_existing(out, overwrite)
     file = source if isinstance(source, Packaged) else Packaged(Path(source), "correct the file")
+    x, y, known = read_ts(file, classes)
+    return write_shards(out, x, y, kind="classification", classes=known, overwrite=overwrite)
+
+
+def read_ts(file: Packaged, classes: Mapping[str, str] | None = None) -> tuple[Values, Values, list[str]]:
+    """Series (n, L, 1), their labels, and the names of the classes, as `import_ts` writes them."""
     series = read_series(file)
     known = list(classes or series.classes)
-    return write_shards(out, series.values[:, :, None].astype(np.float32), labels(file, "class", series.names, known),
-                        kind="classification", classes=list((classes or {}).values()) or known, overwrite=overwrite)
+    return (series.values[:, :, None].astype(np.float32), labels(file, "class", series.names, known),
+            list((classes or {}).values()) or known)

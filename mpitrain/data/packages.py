@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from mpitrain.data.storage import reading
-from mpitrain.errors import DataError, MissingError, UsageError
+from mpitrain.errors import DataError, MissingError, UsageError, print_warning
 
 FOLDER = "MPITRAIN_DEBIAN"        # an environment variable: a folder that Debian packages were unpacked into
 
@@ -51,7 +52,8 @@ def python_package(name: str, version: str) -> importlib.metadata.Distribution:
 def python_file(name: str, version: str, path: str) -> Packaged:
     """The file `path` ("ISLP/data/NYSE.csv") of PyPI's package `name`, compared with the SHA-256 that the package has of it.
 
-    Another version than `version`, which the example was written for, will do while it has the file and what is read from it.
+    Another version than `version`, which the example was written for, will do while it has the file and what is read from it,
+    and is told on stderr.
     """
     package = python_package(name, version)
     entry = next((file for file in package.files or () if file.as_posix() == path), None)
@@ -65,9 +67,17 @@ def python_file(name: str, version: str, path: str) -> Packaged:
     if entry.hash is not None and entry.hash.mode == "sha256":
         digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
         if digest != entry.hash.value:
-            of = f" of {entry.size:,}" if entry.size is not None else ""
-            raise found.error(f"is not the file of {name} {package.version}: it has {len(data):,}{of} bytes or others")
+            why = f"it has {len(data):,} of {entry.size:,} bytes" if entry.size not in (None, len(data)) else \
+                "its SHA-256 is not the one that the package has of it"
+            raise found.error(f"is not the file of {name} {package.version}: {why}")
+    if package.version != version:
+        _say_version(name, package.version, version)
     return found
+
+
+@functools.cache                                   # once for all files
+def _say_version(name: str, found: str, expected: str) -> None:
+    print_warning(f"{name} is {found}, and the example was written for {expected}; its data and figures may be others")
 
 
 def debian_file(name: str, path: str) -> Packaged:

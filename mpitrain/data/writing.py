@@ -72,6 +72,20 @@ def write_shards(folder: Path | str, x: Rows | Mapping[str, Rows], y: Rows | Non
     return folder
 
 
+def write_parts(folder: Path | str, parts: Mapping[str, tuple[Any, Any]], *, kind: str, classes: Sequence[str] | None = None,
+                overwrite: bool = False) -> None:
+    """Write (x, y) of parts by name, {"train": (x, y), "test": (x, y)}, each as shards in a folder of its own below `folder`.
+
+    None is written unless all can be: half of a dataset would stand in the way of the whole one, or be mixed with another's.
+    """
+    folders = {Path(folder) / name: arrays for name, arrays in parts.items()}
+    for place, (x, y) in folders.items():
+        refuse_existing(place, overwrite)
+        _check_values({"x": x}, y, kind, place)
+    for place, (x, y) in folders.items():
+        write_shards(place, x, y, kind=kind, classes=classes, overwrite=overwrite)
+
+
 def write_classification(out: Path, x: Any, y: NDArray[Any], source: Path, overwrite: bool, classes: list[str] | None = None,
                          categories: Mapping[str, Sequence[str] | int] | None = None) -> Path:
     """Rows with class labels from 0 up, in the smallest unsigned type; unnamed classes are called by their numbers."""
@@ -137,6 +151,9 @@ def new_folder(folder: Path, overwrite: bool) -> Iterator[Path]:
 def refuse_existing(folder: Path, overwrite: bool) -> None:
     """OutputError unless `folder` may be written; an importer asks before a long read too."""
     if not os.path.lexists(folder):
+        above = next((parent for parent in folder.parents if os.path.lexists(parent)), folder.parent)
+        if above.exists() and not above.is_dir():
+            raise OutputError("the output is not a folder; choose another --out", file=above)
         return
     if folder.is_symlink() or not folder.is_dir():
         raise OutputError("the output is not a folder; choose another --out", file=folder)

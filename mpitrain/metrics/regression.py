@@ -68,7 +68,8 @@ class R2(Metric):
     def part(self, seen: Seen) -> Values:
         targets = seen.targets.reshape(len(seen.targets), -1)
         gap = seen.outputs.reshape(targets.shape) - targets
-        mean = targets.mean(axis=0)
+        same = (targets == targets[:1]).all(axis=0)           # Their mean may round to another number: ten times 0.1 does.
+        mean = np.where(same, targets[:1].sum(axis=0), targets.mean(axis=0))
         return np.stack([np.full(mean.shape, float(len(targets))), mean, ((targets - mean) ** 2).sum(axis=0),
                          (gap * gap).sum(axis=0)])
 
@@ -79,7 +80,7 @@ class R2(Metric):
             return math.nan                                   # as of one row, which has no variance
         errors, spread = [], []
         for counts, means, squares, own in used.transpose(2, 1, 0):
-            mean = fsum(counts * means) / n
+            mean = float(means[0]) if (means == means[0]).all() else fsum(counts * means) / n
             spread.append(math.fsum([*squares.tolist(), *(counts * (means - mean) ** 2).tolist()]))
             errors.append(fsum(own))
         found = [1.0 - e / s if s else float(e == 0.0) if e < math.inf else -e for e, s in zip(errors, spread)]

@@ -67,10 +67,22 @@ def test_a_version_without_a_column_names_the_column_and_the_version_to_install(
     assert found.value.dataset == "price"
 
 
-@pytest.mark.parametrize("content", [TABLE[:-5], TABLE.replace("5", "6"), ""])
-def test_a_file_that_is_not_the_one_of_the_package_is_refused(site: Path, content: str) -> None:
+def test_another_version_than_the_one_that_was_expected_is_told_once(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packages._say_version.cache_clear()
+    packages.python_file("numbers_", "1.5", "numbers_/table.csv")
+    assert capsys.readouterr().err == ""
+    for _ in range(2):
+        packages.python_file("numbers_", "2.0", "numbers_/table.csv")
+    line, = capsys.readouterr().err.splitlines()
+    assert line == "warning: numbers_ is 1.5, and the example was written for 2.0; its data and figures may be others"
+
+
+@pytest.mark.parametrize(("content", "why"), [
+    (TABLE[:-5], "it has 19 of 24 bytes"), ("", "it has 0 of 24 bytes"),
+    (TABLE.replace("5", "6"), "its SHA-256 is not the one that the package has of it")])
+def test_a_file_that_is_not_the_one_of_the_package_is_refused(site: Path, content: str, why: str) -> None:
     (site / "numbers_/table.csv").write_text(content)
-    with pytest.raises(DataError, match="is not the file of numbers_ 1.5: .* pip install --force-reinstall .*_==1.5"):
+    with pytest.raises(DataError, match=f"is not the file of numbers_ 1.5: {why}; pip install --force-reinstall .*_==1.5"):
         packages.python_file("numbers_", "1.5", "numbers_/table.csv")
 
 

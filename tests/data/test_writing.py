@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from data_inputs import features, in_chunks
 
-from mpitrain.data import Dataset, describe, write_shards
+from mpitrain.data import Dataset, describe, write_parts, write_shards
 from mpitrain.data.report import info, verify
 from mpitrain.errors import AccessError, DataError, MissingError, OutputError, StorageError
 
@@ -108,6 +108,22 @@ def test_an_existing_folder_is_kept_unless_it_is_empty_or_ours_to_overwrite(shar
     (tmp_path / "file").write_text("")
     with pytest.raises(OutputError, match="not a folder"):
         write_shards(tmp_path / "file", **again, overwrite=True)
+    with pytest.raises(OutputError, match="file.: the output is not a folder; choose another --out") as found:
+        write_shards(tmp_path / "file/train", **again)
+    assert found.value.exit_code == 73
+
+
+def test_parts_are_written_together_or_not_at_all(tmp_path: Path) -> None:
+    part = features(5, 2), np.arange(5)
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/notes.txt").write_text("mine")
+    for parts, error, said in (({"a": part, "b": part}, OutputError, "exists"),
+                               ({"a": part, "c": (part[0], part[1][:4])}, DataError, "5 rows of x but 4 of y")):
+        with pytest.raises(error, match=said):
+            write_parts(tmp_path, parts, kind="classification")
+        assert [folder.name for folder in tmp_path.iterdir()] == ["b"]
+    write_parts(tmp_path, {"a": part, "c": part}, kind="classification", classes=list("abcde"))
+    assert describe(tmp_path / "a")["classes"] == describe(tmp_path / "c")["classes"] == list("abcde")
 
 
 def test_a_write_that_fails_leaves_nothing_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 import hashlib
 import importlib.util
+import re
 import sys
 import zlib
 from pathlib import Path
@@ -17,8 +19,8 @@ import numpy as np
 import pytest
 from launch import ROOT, Job, Result, clean_environment
 
-from mpitrain.data import foreign, packages
-from mpitrain.errors import DataError, MissingError
+from mpitrain.data import foreign, importers, packages
+from mpitrain.errors import DataError, MissingError, MpitrainError
 
 
 def script(example: str) -> ModuleType:
@@ -97,6 +99,23 @@ def test_the_club_that_networkx_has_no_more_is_a_line_with_the_version_to_instal
         karate.club()
 
 
+@pytest.mark.parametrize("content", ["def broken(:\n", "raise RuntimeError('two\\nlines')\n", "1 / 0\n"])
+def test_a_networkx_that_cannot_be_imported_is_a_line_with_the_cure(tmp_path: Path, content: str) -> None:
+    """Any of its files may be damaged, and only the one that has the club in it is compared with its hash."""
+    path = "networkx/generators/social.py"
+    (tmp_path / "site" / path).parent.mkdir(parents=True)
+    (tmp_path / "site" / path).write_text("")
+    (tmp_path / "site/networkx/__init__.py").write_text(content)
+    about = tmp_path / "site/networkx-3.6.1.dist-info"
+    about.mkdir()
+    about.joinpath("METADATA").write_text("Name: networkx\nVersion: 3.6.1\n")
+    about.joinpath("RECORD").write_text(f"{path},,")
+    result = run("karate", tmp_path / "data", tmp_path / "site")
+    assert result.rc == 65 and len(result.error_lines) == 1 and "has no karate_club_graph: " in result.error_lines[0], result.err
+    assert "pip install --force-reinstall --no-deps networkx==3.6.1" in result.error_lines[0]
+    assert result.err.count("\n") == 1
+
+
 def test_a_mail_that_was_sent_twice_is_on_one_side() -> None:
     x = np.random.default_rng(0).integers(0, 4, (900, 3)).astype(float)                 # 64 different ones at most
     test = script("spam").held_out(x)
@@ -121,6 +140,77 @@ def test_a_truncated_series_is_one_line(tmp_path: Path, example: str, name: str)
         result = run(example, tmp_path / "data", tmp_path / "site")
         assert result.rc == 65 and len(result.error_lines) == 1 and said in result.error_lines[0], result.err
         assert "pip install --force-reinstall --no-deps aeon==1.6.0" in result.error_lines[0]
+
+
+OF_FILES = [path.parent.name for path in sorted((ROOT / "examples").glob("*/data.py"))
+            if re.search(r"(python|debian)_file\(", path.read_text()) and path.parent.name != "karate"]     # imports its package
+FILES = {"darcy": 2, "fashion": 4, "gunpoint": 2, "italy_power": 2, "khan": 4}     # how many each reads; the others one
+
+
+@pytest.mark.parametrize("example", OF_FILES)
+def test_a_damaged_file_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str) -> None:
+    """Each file that an example reads is cut off, empty or missing in turn; half of its data would stand in the way later."""
+    finders = {name: getattr(packages, name) for name in ("python_file", "debian_file")}
+    asked: list[str] = []
+    turn, damage = 0, ""
+
+    def find(finder: Any, name: str, *rest: str) -> packages.Packaged:
+        try:
+            found = finder(name, *rest)
+        except MissingError as error:
+            pytest.skip(error.message)
+        asked.append(rest[-1])
+        if len(asked) != turn + 1:
+            return found
+        path = tmp_path / damage / found.path.name
+        path.parent.mkdir(exist_ok=True)
+        if damage != "missing":
+            content = found.path.read_bytes()
+            path.write_bytes(content[:len(content) // 2] if damage == "cut" else b"")
+        return packages.Packaged(path, "install it again")
+
+    module, out = script(example), tmp_path / "out"
+    for name, finder in finders.items():
+        monkeypatch.setattr(packages, name, functools.partial(find, finder))
+    monkeypatch.setattr(sys, "argv", ["data.py", "--out", str(out)])
+    for damage in ("missing", "empty", "cut"):
+        for turn in range(FILES.get(example, 1)):
+            asked.clear()
+            with pytest.raises(MpitrainError) as caught:
+                module.main()
+            assert caught.value.exit_code in (65, 66) and "\n" not in str(caught.value)
+            assert not out.exists(), f"{asked[turn]} was {damage}"
+    turn = -1
+    asked.clear()
+    assert module.main() == 0 and len(asked) == FILES.get(example, 1) and list(out.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("example", [name for name in OF_FILES if name != "darcy"])           # which looks at shapes
+def test_a_table_without_its_last_row_is_refused_with_the_rows_that_were_expected(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, example: str) -> None:
+    """As another version of a package may have it, whose hash fits."""
+    def shorter(read: Any) -> Any:
+        def found(*arguments: Any) -> Any:
+            return tuple(part[:-1] for part in table) if isinstance(table := read(*arguments), tuple) else \
+                {name: cells[:-1] for name, cells in table.items()}
+        return found
+
+    for module, name in ((foreign, "read_table"), (foreign, "read_frame"), (foreign, "read_lazy_frame"),
+                         (importers, "read_idx_pair")):
+        monkeypatch.setattr(module, name, shorter(getattr(module, name)))
+    series, text = importers.read_series, foreign.read_text
+    if example == "breast_cancer":                 # which reads lines
+        monkeypatch.setattr(foreign, "read_text", lambda file: text(file).rstrip().rpartition("\n")[0])
+    monkeypatch.setattr(importers, "read_series", lambda file: foreign.Series(*(part[:-1] for part in series(file)[:2]),
+                                                                              series(file).classes))
+    monkeypatch.setattr(sys, "argv", ["data.py", "--out", str(tmp_path / "out")])
+    try:
+        with pytest.raises(DataError, match=r"expected ([\d,]+) [a-z-]+, found ([\d,]+); ") as caught:
+            script(example).main()
+    except MissingError as error:
+        pytest.skip(error.message)
+    expected, found = (int(number.replace(",", "")) for number in re.findall(r"(?:expected|found) ([\d,]+)", str(caught.value)))
+    assert found == expected - 1 and not (tmp_path / "out").exists()
 
 
 def lazily(folder: Path, **frames: Any) -> Path:

@@ -43,6 +43,13 @@ def test_an_example_has_a_page_and_configurations_that_hold(folder: Path) -> Non
             check(config, Grid({"dp": ranks}), on_gpu=False)
 
 
+@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+def test_a_page_writes_only_where_git_does_not_look(folder: Path) -> None:
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text().splitlines() if line.startswith("/")]
+    for path in re.findall(r"^(?:python|mpirun)\b.*(?:--out |run\.out=)(\S+)", (folder / "README.md").read_text(), re.MULTILINE):
+        assert path.partition("/")[0] in ignored, path
+
+
 def test_data_that_failed_half_way_are_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`data.py` of a made-up example writes half of its data and fails, and where that is there already, it fails too."""
     own = tmp_path / "examples/own"

@@ -11,7 +11,7 @@ import pytest
 from mpitrain.errors import ConfigError
 from mpitrain.metrics import About, Seen, find_metrics, judged, refuse_metrics
 
-sk: Any = pytest.importorskip("sklearn.metrics", reason="scikit-learn is not installed: pip install scikit-learn",
+sk: Any = pytest.importorskip("sklearn.metrics", reason="scikit-learn cannot be imported: make test installs it",
                               exc_type=ImportError)
 NEAR = {"rel": 1e-12, "abs": 1e-14}
 
@@ -42,6 +42,13 @@ def test_metrics_of_numbers_are_scikit_learns(shape: tuple[int, ...], offset: fl
                            ("rmse", np.sqrt(sk.mean_squared_error(y, out))), ("r2", sk.r2_score(y, out)),
                            ({"name": "r2", "outputs": "variance"}, sk.r2_score(y, out, multioutput="variance_weighted"))):
         assert measured(name, p, y, "values") == pytest.approx(expected, rel=1e-12), name
+
+
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 123.456])
+@pytest.mark.parametrize("rows", [10, 14, 29])
+def test_r2_of_targets_that_never_change_is_0_whatever_their_mean_rounds_to(value: float, rows: int) -> None:
+    y = np.full((rows, 1), value)
+    assert measured("r2", y + 1, y, "values") == 0.0
 
 
 def test_r2_of_targets_that_never_change_is_as_scikit_learns() -> None:

@@ -188,8 +188,9 @@ def test_t5_is_that_of_transformers(padded):
 @pytest.mark.slow
 @pytest.mark.parametrize("both_ways", [True, False])
 def test_t5_s_distances_fall_into_the_buckets_of_transformers(both_ways):
+    transformers()
     import torch
-    attention = pytest.importorskip("transformers.models.t5.modeling_t5", reason="needs transformers: pip install transformers")
+    from transformers.models.t5 import modeling_t5 as attention
     one_hot, which = distances(600, both_ways)
     gap = torch.arange(600)[None, :] - torch.arange(600)[:, None]
     wanted = attention.T5Attention._relative_position_bucket(gap, bidirectional=both_ways, num_buckets=32, max_distance=128)

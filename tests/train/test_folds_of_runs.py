@@ -86,3 +86,11 @@ def test_a_run_with_balanced_weights_is_the_run_with_these_numbers(tmp_path: Pat
              for i, weight in enumerate(("balanced", json.dumps(weights)))]
     one, other, again = many(tmp_path, *asked, (1, "evaluate", "w0"))
     assert one == other and again["loss"] == one["loss"]
+
+
+@pytest.mark.parametrize("loss", ["cross_entropy", "focal"])
+def test_balanced_weights_for_more_outputs_than_there_are_labels_are_refused_by_their_name(tmp_path: Path, loss: str) -> None:
+    write(tmp_path)
+    words = ['train.weight = "balanced"', "labels 0 to 9", "the model has 12 outputs", "set its outputs to 10"]
+    refused(mpirun(1, "-m", "mpitrain", "train", "run.toml", "train.weight=balanced", "model.outputs=12", f"train.loss={loss}",
+                   cwd=tmp_path), 78, "E_CONFIG", *words)

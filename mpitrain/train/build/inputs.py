@@ -187,7 +187,11 @@ def all_labels(dataset: data.Dataset) -> Any:
     return dataset.read_field(dataset.y, np.arange(len(dataset), dtype=np.int64)).reshape(-1)
 
 
-def balanced_weights(inputs: Inputs, ignore: int | None = None) -> list[float]:
+class Balanced(list[float]):
+    """Weights that nobody has typed, for messages about them."""
+
+
+def balanced_weights(inputs: Inputs, ignore: int | None = None) -> Balanced:
     """A weight n / (C n_c) for each of C classes, of n labels of the training rows, n_c of them of class c, so that all classes
     weigh as much. ConfigError where the targets are no labels, and where a class has none."""
     source = inputs.training
@@ -203,7 +207,7 @@ def balanced_weights(inputs: Inputs, ignore: int | None = None) -> list[float]:
     if not counts.all():
         raise ConfigError(f'train.weight = "{BALANCED}": no training row is of class {int(counts.argmin())}; give a list of '
                           "numbers, one for each class, or leave it out")
-    return [y.size / (len(counts) * int(count)) for count in counts]
+    return Balanced(y.size / (len(counts) * int(count)) for count in counts)
 
 
 def _series(dataset: data.Dataset, other: data.Dataset | None, validation: float | str, transforms: data.Transforms,

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import fnmatch
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from mpitrain import models, nn
-from mpitrain.arguments import call_with
+from mpitrain.arguments import call_with, parameters_of
 from mpitrain.config import Config
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ArgumentError, ConfigError, ShapeError, nearest
 from mpitrain.kernels.kernel import kind
 
 
 def make_model(config: Config) -> nn.Module:
     """The model that [model] describes; no memory is allocated."""
     found: Any = models.MODELS.resolve(config.model.name, config.folder)
-    model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
+    try:
+        model = call_with(found, config.model.arguments, f'model "{config.model.name}"', "model")
+    except ArgumentError:
+        raise                                                 # a line of code is wrong, whatever the sizes
+    except ShapeError as error:
+        raise sizes_that_do_not_fit(config, found, error.message) from None
     if not isinstance(model, nn.Module):
         raise ConfigError(f'model "{config.model.name}" must return an mpitrain.nn.Module, found a {type(model).__name__}')
     if config.model.shapes:
@@ -37,6 +43,15 @@ def make_model(config: Config) -> nn.Module:
     if config.train.recompute:
         keep_inputs_only(model, config.train.recompute)
     return model
+
+
+def sizes_that_do_not_fit(config: Config, make: Any, message: str) -> ConfigError:
+    """What layers say of each other while a model is built, as a mistake of [model]: no data has been seen yet."""
+    keys = tuple(f"model.{key}" for key in parameters_of(make) if re.search(rf"\b{key}\b", message))
+    said = f'model "{config.model.name}": {message}'
+    if not any(key in message for key in keys):
+        said += f"{',' if ';' in message else ';'} change {' or '.join(keys) or 'a size in [model]'}"
+    return config.wrong(said, keys)
 
 
 def leaves_out_zeros(config: Config) -> bool:

@@ -26,7 +26,7 @@ from mpitrain.parallel.pipeline.inference import Inference, given_to
 from mpitrain.placement.place import Placement
 from mpitrain.registry import is_own, named
 from mpitrain.schedules.grid import Grid
-from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.inputs import BALANCED, Balanced, Inputs
 from mpitrain.train.build.names import refuse_names
 
 ROWS = 4                     # samples on which a user's loss is tried, as a whole and in two unequal parts
@@ -173,6 +173,7 @@ def try_loss(loss: Any, outputs: Sequence[Any], target: Any, counted: Any) -> st
                           'itself; set reduction = "sum"')
     refuse_weight(what, getattr(loss, "counted_weight", None))
     for output in outputs:
+        refuse_balanced(loss, output)
         try:
             with given_to(loss, output) as given:
                 found = call(loss, what, {}, given, target)
@@ -198,6 +199,17 @@ def refuse_weight(what: str, weight: Any) -> None:
     if given.ndim != 1 or given.dtype.kind not in "fiu" or not (given >= 0).all() or not given.any():
         raise ConfigError(f"{what} has weights whose sum over labels the run divides by: weight has a number for each class, 0 "
                           f"or more, and not all 0, found {str(weight)[:60]}")
+
+
+def refuse_balanced(loss: Any, output: Tensor) -> None:
+    """ConfigError where weights that balance the labels found are not as many as the model's outputs."""
+    kept = getattr(loss, "__dict__", {})
+    options = kept.get("options", {})
+    weights = next((value for value in (*kept.values(), *options.values()) if isinstance(value, Balanced)), None)
+    outputs = output.shape[options.get("dim", -1)]
+    if weights is not None and len(weights) != outputs:
+        raise ConfigError(f'train.weight = "{BALANCED}": the training rows have labels 0 to {len(weights) - 1}, and the model '
+                          f"has {outputs} outputs; set its outputs to {len(weights)}, or give a list of {outputs} numbers")
 
 
 def try_constant(loss: Any, what: str, output: Tensor, target: Any) -> str:
