@@ -227,6 +227,7 @@ class Trainer:
         late, self._late = self._late, None
         if late is not None:
             late.parts()
+            self.update.wait()
 
     def evaluate(self, done: int) -> bool:
         """The validation metrics; whether that of `judge` is the best so far, which NaN and infinity never are."""

@@ -19,9 +19,10 @@ from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import GraphError, NumericsError
-from mpitrain.kernels.optimizer import NORM
+from mpitrain.kernels.optimizer import FOUND, NORM
 from mpitrain.nn import FlatLayout, FlatStorage
 from mpitrain.optim import Optimizer, Segment, clip_factor
+from mpitrain.optim.norm import numbers_of_a_step
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.norm import GradientNorm
@@ -189,6 +190,9 @@ class Policy(ABC):
         self.norm, self.tied = self.norm_of(own), self.context.tied_parameters(own)
         self.statistics = Statistics(self.stage.chunks, self.channel if self.tree else self.context.replicas, self.tree)
         self.rows = ScaledRows(self.stage.chunks, self.statistics.channel)
+        on_device = self.setup.device.name == "gpu" and not self.goes_on and self.norm.channel is None
+        self._on_device = numbers_of_a_step(self.setup.device.xp) if on_device and not optimizer.needs_closure else None
+        self._found: tuple[int, Callable[[], Any]] | None = None     # The step, and what reads the numbers that its norm left.
         self._say_choice(self.layout.dtype.name)
         self._thawing = [s.parameter for s in self.layout.segments if 0 < s.parameter.trained_from < math.inf]
 
@@ -229,6 +233,15 @@ class Policy(ABC):
         self.step += 1
         return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
 
+    def wait(self) -> None:
+        """Waits for the norm of a step on a device that nobody has looked at. NumericsError where it was not finite."""
+        if self._found is None:
+            return
+        (step, read), self._found = self._found, None
+        if read()[FOUND]:
+            raise NumericsError("the gradient is not finite; no parameter was changed in that step; try a smaller optimizer.lr",
+                                step=step)
+
     def minimise(self, again: Evaluate | None, lr: float) -> None:
         """The update by an optimizer that computes the loss several times."""
         if again is None:
@@ -262,7 +275,14 @@ class Policy(ABC):
         if self.loss_scale is not None:                       # What is not finite is no fault: the next scale is smaller.
             self.numbers = self.loss_scale.finish(self.norm, gradients, self.clip_norm)
             return float(asnumpy(self.numbers)[NORM]) if self.want_norm else None, 1.0
+        self.numbers = None
         if not (self.clip_norm or self.want_norm):
+            return None, 1.0
+        if self._on_device is not None and not self.want_norm:
+            self.wait()
+            self.numbers = self._on_device
+            self.norm.conclude(gradients, self.numbers, self.clip_norm)
+            self._found = self.step + 1, self.setup.device.read_later(self.numbers)
             return None, 1.0
         norm = self.norm(gradients)
         if not math.isfinite(norm):
