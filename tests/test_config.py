@@ -111,7 +111,7 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("train.batch_size=0", "train.batch_size must be at least 1"),
     ("train.micro_batches=65", "is more than the 64 samples"),
     ("train.device=tpu", 'train.device = "tpu" is not there'),
-    ("train.precision=float16", 'train.precision = "float16" is not there'),
+    ("train.precision=float8", 'train.precision = "float8" is not there'),
     ("optimizer.decay=some", 'optimizer.decay = "some" is not there'),
     ("mesh.plan=column", 'mesh.plan must be a table, found "column" (a string)'),
     ('mesh.stages="halves"', 'mesh.stages = "halves" is not there'),

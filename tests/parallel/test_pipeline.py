@@ -10,6 +10,7 @@ import pytest
 from mpitrain import nn
 from mpitrain.backend import CPU
 from mpitrain.comm.messages.prepare import ALONE
+from mpitrain.data import MicroBatch
 from mpitrain.errors import NumericsError
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
@@ -38,7 +39,7 @@ def run(cuts, *, ignore=None, step=0, x=X, model=None, spoil=lambda loss: loss, 
     pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5,
                         goes_on=goes_on)
     bounds = [0, *cuts, len(x)]
-    micro = [SimpleNamespace(x=x[a:b], y=Y[a:b], index=i, first=a, step=step, samples=np.arange(a, b))
+    micro = [MicroBatch(x[a:b], Y[a:b], np.arange(a, b, dtype=np.uint64), i, a, step)
              for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
     reducer.begin()
     value = pipeline.run(micro).sum()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from policy_setup import initialised
 from mpitrain import models, nn, optim
 from mpitrain.autograd import Function, Tensor, run_backward
 from mpitrain.comm.messages.prepare import ALONE
+from mpitrain.data import MicroBatch
 from mpitrain.kernels.kernel import kind
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.runner import Pipeline
@@ -54,7 +54,7 @@ def stepper(name: str) -> Callable[[], Any]:
     pipeline = Pipeline(stages.whole(model), loss, channel, update.reducer, feed, n_micro=1)
     rng = np.random.default_rng(0)
     x = rng.integers(0, classes, (4, *shape)) if name == "gpt" else rng.standard_normal((4, *shape), np.float32)
-    micro = SimpleNamespace(x=x, y=rng.integers(0, classes, x.shape if name == "gpt" else 4), index=0, first=0, step=0)
+    micro = MicroBatch(x, rng.integers(0, classes, x.shape if name == "gpt" else 4), np.arange(len(x), dtype=np.uint64), 0, 0, 0)
 
     def step() -> None:
         update.begin()
