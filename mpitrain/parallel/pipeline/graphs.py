@@ -12,8 +12,10 @@ arenas as ever. A graph belongs to the arena that its gradients go to. Its memor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -115,7 +117,8 @@ class Graphs:
         start = xp.empty((), self.feed.dtype)
         pool, stream = cuda.MemoryPool(), cuda.Stream(non_blocking=True)
         self.device.synchronize()
-        with cuda.using_allocator(pool.malloc), stream, random.use(NoRandom()), holding_hooks() as held:
+        with (cuda.using_allocator(pool.malloc), stream, random.use(NoRandom()), holding_hooks() as held,
+              refusing_uploads(xp)):
             stream.begin_capture()
             try:
                 loss = self.forward(x_here, y_here)
@@ -125,6 +128,27 @@ class Graphs:
                 raise
             graph = stream.end_capture()
         return Captured(graph, x_here, y_here, start, loss.array, [(leaf, leaf.grad) for leaf in held], pool)
+
+
+@contextmanager
+def refusing_uploads(xp: Any) -> Iterator[None]:
+    """Inside, values of the host do not go up to the device: Uncapturable, of this thread alone.
+
+    CuPy would not refuse. It copies them by way of pinned memory, which it uses again once the copy is over; but a graph copies
+    from there at each launch, and finds what others have left.
+    """
+    own, usual = get_ident(), xp.get_default_pinned_memory_pool().malloc
+
+    def allocate(nbytes: int) -> Any:
+        if get_ident() == own:
+            raise Uncapturable("values of the host go up to the device in each step, and a graph would read them where they no "
+                               "longer are")
+        return usual(nbytes)
+    xp.cuda.set_pinned_memory_allocator(allocate)
+    try:
+        yield
+    finally:
+        xp.cuda.set_pinned_memory_allocator(usual)
 
 
 def abandon(stream: Any) -> None:
