@@ -8,6 +8,10 @@ from fakegpu import open_device
 from launch import mpirun
 from runs import record, steps, train, write
 
+from mpitrain.train.intervals import Plan, Step
+from mpitrain.train.observers.observer import Watched
+from mpitrain.train.observers.record import Console
+
 PROGRAM = Path(__file__).with_name("device_program.py")
 GPT = """
 [model]
@@ -97,3 +101,30 @@ def test_auto_trains_where_there_is_no_gpu_and_gpu_says_what_is_missing(tmp_path
     assert train(1, config, "train.device=auto", "train.steps=8").rc == 0
     result = train(1, config, "train.device=gpu", "run.out=g", env={"CUDA_VISIBLE_DEVICES": ""})
     assert result.rc == 78 and 'train.device = "gpu", but CuPy' in result.error_lines[0]
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1e35])
+def test_a_loss_of_a_device_that_is_not_finite_is_recorded_with_its_own_step(tmp_path: Path, clip_norm: float) -> None:
+    """Whoever reads it first, in that step or one later: the host's record of a bad step must not be lost on a device."""
+    config = write(tmp_path)
+    result = mpirun(1, PROGRAM, "train", config, "train.device=gpu", "train.steps=9", "train.eval_every=9", "log.every=9",
+                    "optimizer.name=sgd", "optimizer.lr=1e30", "optimizer.schedule=constant", f"optimizer.clip_norm={clip_norm}",
+                    "run.out=run", cwd=tmp_path)
+    assert result.rc == 79 and "the loss of micro-batch" in result.error_lines[0], result.err
+    steps_of = [int(path.stem.partition("-")[2]) for path in (tmp_path / "run" / "errors").glob("step-*.json")]
+    assert len(steps_of) == 1 and f"step={steps_of[0]} " in result.error_lines[0]
+
+
+def test_the_console_asks_for_the_loss_of_a_device_only_where_it_shows_it() -> None:
+    read: list[int] = []
+
+    class Late:
+        def __float__(self) -> float:
+            read.append(step)
+            return 1.0
+    console = Console(1e9)
+    plan = Plan(steps=5, steps_per_epoch=5, batch_size=1, eval_every=0, checkpoint_every=0, keep_best=False, log_every=0)
+    console.begin(Watched(0, 1, 0, plan, None, print))
+    for step in range(1, 6):
+        console.after_step(step, Step(Late(), 1e-3, None, 0.0), 1.0)
+    assert read == [1, 5]
