@@ -64,5 +64,6 @@ def test_a_slot_is_written_after_the_step_that_read_it_and_read_after_it_is_writ
         told.append(f"step {step}")
     assert told == [*four_new(0), "record e4", *four_new(5), "record e9",           # batches 0 and 1 have left
                     "wait e4", "step 0", "record e10",                              # slot 0 is read
-                    "host waits e4", "wait e10", "record e4", "wait e9", "step 1", "record e11",    # batch 2 into slot 0 after e10
+                    "host waits e4", "wait e10", "record e4",                       # batch 2 into slot 0 after e10
+                    "wait e9", "step 1", "record e11",
                     "wait e4", "step 2", "record e10"]

@@ -107,7 +107,8 @@ class Progress:
         return bar
 
     def update(self, step: int, values: Mapping[str, Any], *, due: bool = True) -> None:
-        """`step` steps are done; `values` holds `loss`, which becomes a number where it is shown, and `lr`, `samples_per_s`, `step_s` where known.
+        """`step` steps are done; `values` holds `loss`, which becomes a number where it is shown, and `lr`, `samples_per_s`,
+        `step_s` where known.
 
         `due` tells that `log.every` wants a line. Rates and the time left rest on `step_s`, which excludes
         evaluation and saving.
