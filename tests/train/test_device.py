@@ -68,6 +68,18 @@ def test_gradients_added_up_by_nccl_are_those_of_messages(tmp_path: Path) -> Non
     assert record(tmp_path / "mpi")["parameters_sha256"] == record(tmp_path / "nccl")["parameters_sha256"]
 
 
+def test_nccl_is_refused_where_experts_lie_on_some_ranks_alone(tmp_path: Path) -> None:
+    """It would add the gradients of one rank's experts to those of another's."""
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over it " * 40)
+    assert mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=tmp_path).rc == 0
+    config = write(tmp_path, GPT)
+    given = ["model.vocabulary=64", "model.dropout=0.0", "model.experts=2", "mesh.ep=2", "train.device=gpu"]
+    result = mpirun(2, PROGRAM, "train", config, *given, "comm.library=nccl", "run.out=nccl", cwd=tmp_path)
+    assert result.rc == 78 and "those of experts are of fewer, found mesh.ep = 2" in result.error_lines[0], result.err
+    result = mpirun(2, PROGRAM, "train", config, *given, "run.out=mpi", cwd=tmp_path)
+    assert result.rc == 0, result.err
+
+
 def test_nccl_is_refused_for_two_ranks_of_one_gpu_and_on_the_host(tmp_path: Path) -> None:
     config = write(tmp_path)
     result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "comm.library=nccl", cwd=tmp_path,
