@@ -1,8 +1,9 @@
 """Captured graphs of the stand-in: while a stream captures nothing is computed, and what was asked for is done at each launch.
 
 What a program reads from a device array while it captures is therefore poison here, as it is stale on a GPU; numbers of the host
-that it passed are frozen; and to wait for the device, or to bring memory up or down otherwise than by asynchronous copies between
-fixed places, ends the capture with an error, as CUDA's would.
+that it passed are frozen; what it brings up is poison, too, since a graph would read the pinned memory that CuPy has used for
+something else by then; and to wait for the device, or to bring memory down otherwise than by asynchronous copies between fixed
+places, ends the capture with an error, as CUDA's would.
 """
 
 from __future__ import annotations

@@ -179,8 +179,22 @@ def get_current_stream() -> Stream:
     return _streams[-1]
 
 
+class PinnedMemoryPool:
+    def malloc(self, size: int) -> Any:
+        return np.empty(size, np.uint8)
+
+
+pinned = PinnedMemoryPool()
+_allocate_pinned: Callable[[int], Any] = pinned.malloc
+
+
+def set_pinned_memory_allocator(allocator: Callable[[int], Any] = pinned.malloc) -> None:
+    global _allocate_pinned
+    _allocate_pinned = allocator
+
+
 def alloc_pinned_memory(size: int) -> Any:
-    return np.empty(size, np.uint8)
+    return _allocate_pinned(size)
 
 
 class MemoryPool:

@@ -247,12 +247,16 @@ class _Module:
             return value if dtype is None or value.dtype == dtype else value.astype(dtype)
         if isinstance(value, list | tuple):
             value = _unwrap(value)
-        device_graphs.forbidden("to bring host memory up")
         made = np.array(value, dtype=dtype)
+        fakecuda.alloc_pinned_memory(made.nbytes)             # as CuPy does, in a capture as well, and uses it again soon
         note(up=made.nbytes)
-        return DeviceArray(made)
+        return DeviceArray(_poisoned(made) if device_graphs.capturing() else made)
 
     array = asarray
+
+    @staticmethod
+    def get_default_pinned_memory_pool() -> Any:
+        return fakecuda.pinned
 
     @staticmethod
     def empty(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:

@@ -4,11 +4,12 @@
     python -m mpitrain.backend.cubins --table FILE       # registers alone, as tests/kernels/registers.json has them
 
 Needs ``pip install mpitrain[cuda-build]``. What runs on a GPU is compiled where it runs (`mpitrain.backend.cuda`), with the same
-options.
+options, and kept in the private cache under a `version` of all that it is made of.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
@@ -35,6 +36,12 @@ class Resources(NamedTuple):
 
 class CompilationError(Exception):
     """NVRTC refuses a source; the text is its log."""
+
+
+def version(source: Path, *made_by: object) -> str:
+    """Names what is compiled of a source by what is in it and the folder's headers, the options, and who compiles for whom."""
+    texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+    return hashlib.sha256(b"\0".join((*texts, repr((OPTIONS, *made_by)).encode()))).hexdigest()[:32]
 
 
 def compiled(source: Path, architecture: str) -> tuple[bytes, dict[str, Resources], list[str]]:

@@ -1,17 +1,23 @@
-"""Kernels of ``native/device`` on a GPU, by CuPy: compiled by NVRTC at the first use, kept by CuPy's cache on the disk.
+"""Kernels of ``native/device`` on a GPU, by CuPy: compiled by NVRTC at the first use, kept in the private cache.
+
+Not in CuPy's, which would not do: it tells sources apart by their own text, without that of headers, and compiles them with
+``-ftz=true``, by which numbers below 1e-38 become 0 and bits are not the host's.
 
 CuPy is imported where this module is. (A first step with nothing in the cache compiles about a second for each source.)
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import cupy
+from cupy.cuda import compiler
 
-from mpitrain.backend.cubins import OPTIONS
+from mpitrain.backend.cache import cache_folder, one_at_a_time
+from mpitrain.backend.cubins import OPTIONS, version
 from mpitrain.backend.cublaslt import WORKSPACE, CublasLt, load
 from mpitrain.backend.runtime import Grid, Launch, ProductForm, device_folder
 
@@ -56,5 +62,15 @@ class Cuda:
 
     @staticmethod
     def _compiled(source: str) -> Any:
-        folder = device_folder()
-        return cupy.RawModule(code=(folder / f"{source}.cu").read_text(), options=(*OPTIONS, f"-I{folder}"))
+        folder, target = device_folder(), cupy.cuda.Device().compute_capability
+        path = folder / f"{source}.cu"
+        name = f"{source}-{target}-{version(path, target, cupy.__version__, compiler._get_nvrtc_version())}.cubin"
+        kept = cache_folder() / name
+        if not kept.exists():
+            with one_at_a_time(name):
+                if not kept.exists():
+                    made, _ = compiler.compile_using_nvrtc(path.read_text(), (*OPTIONS, f"-I{folder}"), filename=path.name)
+                    new = kept.with_suffix(f".{os.getpid()}")
+                    new.write_bytes(made)
+                    new.replace(kept)
+        return cupy.RawModule(path=str(kept))

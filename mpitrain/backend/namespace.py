@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -49,8 +49,9 @@ def constant(xp: Any, values: Any) -> Array:
     return values if xp is np else _brought(xp.__name__, values.dtype.str, values.shape, values.tobytes())
 
 
-@lru_cache(maxsize=256)
+@cache
 def _brought(module: str, dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
+    """For good, since a captured graph may read it."""
     xp = next(found for found in MODULES.values() if found.__name__ == module)
     return xp.asarray(np.frombuffer(content, dtype).reshape(shape))
 

@@ -191,8 +191,7 @@ class Trainer:
             with self.span("step", f"step {done}"):
                 result = self.train_step(micro_batches)
         except NumericsError as error:
-            self.bad_steps.stop(self.folder, done, error)
-            raise
+            raise self._ends(done, error) from None
         if self.update.blamed:
             if self.saver is not None and self.bad_steps.go_back is not None:
                 self._saved(self.saver.finish())                 # the state to go back to may still be on its way to the disk
@@ -201,8 +200,11 @@ class Trainer:
             result = result._replace(skipped=self.bad_steps.skipped)
         self._check(result, done)
         seconds = time.perf_counter() - began
-        for observer in self.observers:
-            observer.after_step(done, result, seconds)
+        try:
+            for observer in self.observers:
+                observer.after_step(done, result, seconds)
+        except NumericsError as error:                           # of the loss, which one has asked for
+            raise self._ends(done, error) from None
         stopping, ready = self.pipeline.flags
         if ready == self.channel.size and self.saver is not None and self.saver.busy:
             self._saved(self.saver.advance())
@@ -216,18 +218,37 @@ class Trainer:
             self.checkpoint(done, at_once=done == plan.steps or bool(self.over))
 
     def _check(self, result: Step, done: int) -> None:
-        """Waits for the losses of the step before, if they are still on their way: this step is launched by now. Its own are
-        waited for where it is looked at, or saved. NumericsError where one is not finite."""
-        self._wait_for_losses()
-        self._late = result.mean if isinstance(result.mean, LateLosses) else None
+        """Waits for the losses of the step before, if they are still on their way: this step is launched by now. Its own, and
+        its norm, are waited for where it is looked at, or saved. NumericsError where one is not finite."""
+        before, self._late = self._late, result.mean if isinstance(result.mean, LateLosses) else None
+        if before is not None:
+            try:
+                before.parts()
+            except NumericsError as error:
+                raise self._ends(done, error) from None
         if self.plan.logs(done) or self.plan.evaluates(done):
             self._wait_for_losses()
 
     def _wait_for_losses(self) -> None:
         late, self._late = self._late, None
-        if late is not None:
-            late.parts()
+        try:
+            if late is not None:
+                late.parts()
             self.update.wait()
+        except NumericsError as error:
+            raise self._ends(self.update.step, error) from None
+
+    def _ends(self, done: int, error: NumericsError) -> NumericsError:
+        """Records the step whose number was not finite: `done`, or on a device one before it, whose loss says more than that its
+        gradient was not finite either. Returns the error to be raised."""
+        late, self._late = self._late, None
+        try:
+            if late is not None:
+                late.parts()
+        except NumericsError as found:
+            error = found
+        self.bad_steps.stop(self.folder, error.step or done, error)
+        return error
 
     def evaluate(self, done: int) -> bool:
         """The validation metrics; whether that of `judge` is the best so far, which NaN and infinity never are."""

@@ -51,21 +51,24 @@ struct ReluGrad { template <class S> static __device__ S value(S kept, S grad) {
 struct TanhGrad { template <class S> static __device__ S value(S kept, S grad) { return (1 - kept * kept) * grad; } };
 struct SigmoidGrad { template <class S> static __device__ S value(S kept, S grad) { return (1 - kept) * kept * grad; } };
 
-/* result may be kept. Block (x, y) has columns x and rows y; partial (blocks of rows, columns), where given, gets the sums of
+/* result may be kept. Block (x, y) has columns x and rows y, and goes on by the size of the grid; partial (blocks of rows, columns), where given, gets the sums of
    their rows: the second stage, sums of these, is sum_partials. */
 template <class F, class T>
-__device__ __forceinline__ void gradients(const T *kept, const T *grad, T *result, Sum<T> *partial, int64 rows, int64 columns) {
-    const int64 column = blockIdx.x * (int64)WIDE + threadIdx.x, first = blockIdx.y * (int64)ROWS_A_BLOCK;
+__device__ __forceinline__ void gradients(const T *kept, const T *grad, T *result, Sum<T> *partial, int64 rows, int64 columns,
+                                          int64 blocks) {
+    const int64 column = blockIdx.x * (int64)WIDE + threadIdx.x;
     if (column >= columns) return;
-    Sum<T> sum = 0;
-    const int64 end = min(first + ROWS_A_BLOCK, rows);
-    for (int64 row = first; row < end; ++row) {
-        const int64 i = row * columns + column;
-        const auto made = F::value(of(kept[i]), of(grad[i]));
-        put(result[i], made);
-        sum += made;
+    for (int64 part = blockIdx.y; part < blocks; part += gridDim.y) {
+        Sum<T> sum = 0;
+        const int64 first = part * ROWS_A_BLOCK, end = min(first + ROWS_A_BLOCK, rows);
+        for (int64 row = first; row < end; ++row) {
+            const int64 i = row * columns + column;
+            const auto made = F::value(of(kept[i]), of(grad[i]));
+            put(result[i], made);
+            sum += made;
+        }
+        if (partial) partial[part * columns + column] = sum;
     }
-    if (partial) partial[blockIdx.y * columns + column] = sum;
 }
 
 #define VALUES(T) (const T *__restrict__ x, T *y, int64 n)
@@ -81,9 +84,9 @@ __device__ __forceinline__ void gradients(const T *kept, const T *grad, T *resul
     VERSIONS(NAME, WIDE, SLOPES, (x, slope, y, n))
 #define GRADIENT(NAME, F) \
     template <class T> __device__ __forceinline__ \
-    void NAME(const T *kept, const T *grad, T *result, Sum<T> *partial, int64 rows, int64 columns) { \
-        gradients<F>(kept, grad, result, partial, rows, columns); } \
-    VERSIONS(NAME, WIDE, GRADIENTS, (kept, grad, result, partial, rows, columns))
+    void NAME(const T *kept, const T *grad, T *result, Sum<T> *partial, int64 rows, int64 columns, int64 blocks) { \
+        gradients<F>(kept, grad, result, partial, rows, columns, blocks); } \
+    VERSIONS(NAME, WIDE, GRADIENTS, (kept, grad, result, partial, rows, columns, blocks))
 
 ACTIVATION(relu, Relu) ACTIVATION(tanh_of, Tanh) ACTIVATION(sigmoid, Sigmoid)
 ACTIVATION(gelu, Gelu) ACTIVATION(gelu_tanh, GeluTanh) ACTIVATION(silu, Silu)

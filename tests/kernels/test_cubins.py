@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.backend.cubins import ARCHITECTURES, CompilationError, Resources, compiled, resources_of
+from mpitrain.backend.cubins import ARCHITECTURES, CompilationError, Resources, compiled, resources_of, version
 from mpitrain.backend.runtime import device_folder
 
 pytest.importorskip("cuda.bindings.nvrtc", reason="cuda.bindings and NVRTC are not installed (mpitrain[cuda-build])",
@@ -44,3 +44,13 @@ ptxas         .     24 bytes stack frame, 8 bytes spill stores, 12 bytes spill l
 ptxas info    : Used 40 registers, used 1 barriers, 24 bytes cumulative stack size, 128 bytes smem
 """
     assert resources_of(log) == {"f": Resources(registers=40, shared=128, stack=24, spilled=20)}
+
+
+def test_what_is_kept_of_a_source_has_another_name_once_a_header_changes(tmp_path: Path) -> None:
+    """CuPy's own cache would go on with what it has compiled: it looks at the text of the source alone."""
+    (tmp_path / "a.cu").write_text('#include "a.h"')
+    (tmp_path / "a.h").write_text("one")
+    before = version(tmp_path / "a.cu", "90")
+    assert version(tmp_path / "a.cu", "90") == before != version(tmp_path / "a.cu", "80")
+    (tmp_path / "a.h").write_text("two")
+    assert version(tmp_path / "a.cu", "90") != before

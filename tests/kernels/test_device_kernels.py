@@ -17,12 +17,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from device_on_host import compiler
-from fakegpu import DEVICES, DeviceArray, open_device, put
+from fakegpu import DEVICES, DeviceArray, open_device, put, xp
 from kernel_examples import DEVICE_EXAMPLES, EXAMPLES, Example
 
 import mpitrain.kernels
 from mpitrain.kernels import KERNELS
 from mpitrain.kernels.device import FILES, version_of
+from mpitrain.kernels.pointwise import ACTIVATIONS
+from mpitrain.kernels.sums import column_sums
 
 for module in pkgutil.iter_modules(mpitrain.kernels.__path__):
     importlib.import_module(f"mpitrain.kernels.{module.name}")
@@ -129,3 +131,13 @@ def test_the_door_refuses_what_a_kernel_would_misread() -> None:
                             ((x, 3, 5), "is int")]:
         with pytest.raises(TypeError, match=said):
             run((1,), 256, *arguments)
+
+
+def test_sums_are_of_more_rows_than_a_grid_has_blocks_in_its_second_size() -> None:
+    """65,535 at most, of 64 rows each: the stand-in launches no larger ones, as a GPU."""
+    rows = 65535 * 64 + 1
+    x, found = put(np.ones((rows, 1), np.float32)), xp.empty(1, np.float32)
+    assert column_sums(x, found).get() == rows
+    relu = ACTIVATIONS["relu"]
+    relu.gradient(x, x, found)
+    assert found.get() == rows

@@ -44,18 +44,26 @@ def test_no_batch_is_no_batch_and_one_is_one() -> None:
 
 
 def test_a_slot_is_written_after_the_step_that_read_it_and_read_after_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The order of records, waits and copies that a device would see: without them the values above would be luck there."""
+    """The order of records, waits and copies that a device would see: without them the values above would be luck there. New
+    arrays are written after all that was asked for before, which may read what was at their place."""
     told: list[str] = []
-    names: dict[int, str] = {}
+    events: list[Any] = []
 
     def name_of(thing: Any) -> str:
-        return names.setdefault(id(thing), f"e{len(names)}")
+        if not any(thing is event for event in events):
+            events.append(thing)
+        return f"e{next(i for i, event in enumerate(events) if event is thing)}"
+
+    def four_new(first: int) -> list[str]:
+        return [f"{what} e{i}" for i in range(first, first + 4) for what in ("record", "wait")]
     monkeypatch.setattr(fakecuda.Event, "record", lambda self, stream=None: told.append(f"record {name_of(self)}"))
     monkeypatch.setattr(fakecuda.Stream, "wait_event", lambda self, event: told.append(f"wait {name_of(event)}"))
     monkeypatch.setattr(fakecuda.Event, "synchronize", lambda self: told.append(f"host waits {name_of(self)}"))
     given = Uploads(Feed(GPU, np.float32)).ahead(batches([], [1, 1, 1]))
     for step, _ in given:
         told.append(f"step {step}")
-    assert told == ["record e0", "record e1", "wait e0", "step 0", "record e2",     # batches 0 and 1 have left; slot 0 is read
-                    "host waits e0", "wait e2", "record e0", "wait e1", "step 1", "record e3",      # batch 2 into slot 0 after e2
-                    "wait e0", "step 2", "record e2"]
+    assert told == [*four_new(0), "record e4", *four_new(5), "record e9",           # batches 0 and 1 have left
+                    "wait e4", "step 0", "record e10",                              # slot 0 is read
+                    "host waits e4", "wait e10", "record e4",                       # batch 2 into slot 0 after e10
+                    "wait e9", "step 1", "record e11",
+                    "wait e4", "step 2", "record e10"]

@@ -8,6 +8,10 @@ from fakegpu import open_device
 from launch import mpirun
 from runs import record, steps, train, write
 
+from mpitrain.train.intervals import Plan, Step
+from mpitrain.train.observers.observer import Watched
+from mpitrain.train.observers.record import Console
+
 PROGRAM = Path(__file__).with_name("device_program.py")
 GPT = """
 [model]
@@ -64,6 +68,18 @@ def test_gradients_added_up_by_nccl_are_those_of_messages(tmp_path: Path) -> Non
     assert record(tmp_path / "mpi")["parameters_sha256"] == record(tmp_path / "nccl")["parameters_sha256"]
 
 
+def test_nccl_is_refused_where_experts_lie_on_some_ranks_alone(tmp_path: Path) -> None:
+    """It would add the gradients of one rank's experts to those of another's."""
+    (tmp_path / "text.txt").write_text("the quick brown fox jumps over it " * 40)
+    assert mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=tmp_path).rc == 0
+    config = write(tmp_path, GPT)
+    given = ["model.vocabulary=64", "model.dropout=0.0", "model.experts=2", "mesh.ep=2", "train.device=gpu"]
+    result = mpirun(2, PROGRAM, "train", config, *given, "comm.library=nccl", "run.out=nccl", cwd=tmp_path)
+    assert result.rc == 78 and "those of experts are of fewer, found mesh.ep = 2" in result.error_lines[0], result.err
+    result = mpirun(2, PROGRAM, "train", config, *given, "run.out=mpi", cwd=tmp_path)
+    assert result.rc == 0, result.err
+
+
 def test_nccl_is_refused_for_two_ranks_of_one_gpu_and_on_the_host(tmp_path: Path) -> None:
     config = write(tmp_path)
     result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "comm.library=nccl", cwd=tmp_path,
@@ -97,3 +113,30 @@ def test_auto_trains_where_there_is_no_gpu_and_gpu_says_what_is_missing(tmp_path
     assert train(1, config, "train.device=auto", "train.steps=8").rc == 0
     result = train(1, config, "train.device=gpu", "run.out=g", env={"CUDA_VISIBLE_DEVICES": ""})
     assert result.rc == 78 and 'train.device = "gpu", but CuPy' in result.error_lines[0]
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 1e35])
+def test_a_loss_of_a_device_that_is_not_finite_is_recorded_with_its_own_step(tmp_path: Path, clip_norm: float) -> None:
+    """Whoever reads it first, in that step or one later: the host's record of a bad step must not be lost on a device."""
+    config = write(tmp_path)
+    result = mpirun(1, PROGRAM, "train", config, "train.device=gpu", "train.steps=9", "train.eval_every=9", "log.every=9",
+                    "optimizer.name=sgd", "optimizer.lr=1e30", "optimizer.schedule=constant", f"optimizer.clip_norm={clip_norm}",
+                    "run.out=run", cwd=tmp_path)
+    assert result.rc == 79 and "the loss of micro-batch" in result.error_lines[0], result.err
+    steps_of = [int(path.stem.partition("-")[2]) for path in (tmp_path / "run" / "errors").glob("step-*.json")]
+    assert len(steps_of) == 1 and f"step={steps_of[0]} " in result.error_lines[0]
+
+
+def test_the_console_asks_for_the_loss_of_a_device_only_where_it_shows_it() -> None:
+    read: list[int] = []
+
+    class Late:
+        def __float__(self) -> float:
+            read.append(step)
+            return 1.0
+    console = Console(1e9)
+    plan = Plan(steps=5, steps_per_epoch=5, batch_size=1, eval_every=0, checkpoint_every=0, keep_best=False, log_every=0)
+    console.begin(Watched(0, 1, 0, plan, None, print))
+    for step in range(1, 6):
+        console.after_step(step, Step(Late(), 1e-3, None, 0.0), 1.0)
+    assert read == [1, 5]

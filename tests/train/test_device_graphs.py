@@ -65,6 +65,27 @@ def make(dropout):
     assert result.rc == 0, result.err
 
 
+def test_a_step_that_brings_host_values_up_is_not_captured_since_cupy_would_not_refuse(tmp_path: Path) -> None:
+    """A graph would read the pinned memory that the values went through, which CuPy has used for something else by then."""
+    (tmp_path / "net.py").write_text("""
+import numpy as np
+from mpitrain import nn
+class Scaled(nn.Module):
+    def forward(self, x):
+        return x * x.xp.asarray(np.linspace(0.5, 2.0, 16, dtype="float32"))
+def make():
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), Scaled(), nn.Linear(16, 10))
+""")
+    text = REGRESSION.format(activation="relu", micro_batches=1)
+    config = write(tmp_path, '[model]\nname = "net.py:make"\n' + text[text.index("[data]"):])
+    result = mpirun(1, PROGRAM, "train", config, "train.graph=on", cwd=tmp_path)
+    assert result.rc == 78 and "values of the host go up to the device in each step" in result.error_lines[0], result.err
+    for name in ("auto", "off"):
+        result = mpirun(1, PROGRAM, "train", config, f"train.graph={name}", f"run.out={name}", cwd=tmp_path)
+        assert result.rc == 0, result.err
+    assert record(tmp_path / "auto")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
+
+
 def test_graphs_are_for_devices_and_for_one_rank(tmp_path: Path) -> None:
     config = write(tmp_path, REGRESSION.format(activation="relu", micro_batches=2))
     on_host = mpirun(1, "-m", "mpitrain", "train", config, "train.graph=on", "train.device=cpu", cwd=tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.device import device
 from mpitrain.kernels.device.code import DeviceFunction, Source, computed, contiguous, over
-from mpitrain.kernels.device.sums import sum_partials
+from mpitrain.kernels.device.sums import MOST_Y, sum_partials
 
 SOURCE, WIDE, ROWS = Source("pointwise"), 256, 64                     # pointwise.cu's WIDE and ROWS_A_BLOCK
 
@@ -42,7 +42,7 @@ def _gradient(name: str, in_place: bool = False) -> None:
         rows, columns = kept.shape if sums is not None else (1, kept.size)
         blocks = -(-rows // ROWS)
         partial = None if sums is None else xp.empty((blocks, columns), computed(kept.dtype))
-        run((-(-columns // WIDE), blocks), WIDE, kept, grad, result, partial, rows, columns, blocks)
+        run((-(-columns // WIDE), min(blocks, MOST_Y)), WIDE, kept, grad, result, partial, rows, columns, blocks)
         if sums is not None:
             sum_partials(partial, sums)
         return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,9 @@ def table_of(side: Side) -> np.ndarray[Any, Any]:
     return np.concatenate([starts, stops, first, behind])
 
 
-@lru_cache(1024)
+@cache
 def _kept(side: Side, xp: Any, ordinal: int) -> Array:
+    """For good, since a captured graph may read it."""
     return xp.asarray(table_of(side))
 
 

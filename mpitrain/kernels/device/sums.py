@@ -7,6 +7,7 @@ from mpitrain.kernels.device import device
 from mpitrain.kernels.device.code import Source, computed, contiguous
 
 SOURCE, WIDE, ROWS = Source("sums"), 256, 64                          # sums.cu's WIDE and ROWS_A_BLOCK
+MOST_Y = 65535                                                        # of a grid's second size
 _row_partials = SOURCE.function("row_partials", "X:rn S!:bn ir in ib")
 _sum_partials = SOURCE.function("sum_partials", "X!:n S:rn ir in")
 
@@ -25,6 +26,6 @@ def column_sums(x: Array, out: Array) -> Array:
     rows, columns = x.shape
     blocks = -(-rows // ROWS)
     partial = array_module(x).empty((blocks, columns), computed(x.dtype))
-    _row_partials((-(-columns // WIDE), blocks), WIDE, x, partial, rows, columns, blocks)
+    _row_partials((-(-columns // WIDE), min(blocks, MOST_Y)), WIDE, x, partial, rows, columns, blocks)
     sum_partials(partial, out)
     return out

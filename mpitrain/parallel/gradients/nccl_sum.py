@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from mpitrain.backend import Array, Device
@@ -29,7 +30,7 @@ class NcclSum:
 
     def __init__(self, channel: Channel, device: Device):
         self.size, self._cuda = channel.size, device.xp.cuda
-        nccl: Any = getattr(self._cuda, "nccl", None)
+        nccl = nccl_of(device.xp)
         available = nccl is not None and bool(getattr(nccl, "available", True))
         gpus = channel.gather_objects([available, gpu_name(device)])
         missing = [rank for rank, (found, _) in enumerate(gpus) if not found]
@@ -84,6 +85,14 @@ class NcclWork:
     def wait(self) -> None:
         self._cuda.get_current_stream().wait_event(self._landed)
         self.done = True
+
+
+def nccl_of(xp: Any) -> Any:
+    """CuPy's module of NCCL, which ``import cupy`` leaves out; None where there is none."""
+    try:
+        return getattr(xp.cuda, "nccl", None) or import_module(f"{xp.__name__}.cuda.nccl")
+    except ImportError:
+        return None
 
 
 def gpu_name(device: Device) -> str:

@@ -6,14 +6,17 @@
 
 What Python did during the capture does not happen again, so what depends on the step stays outside: the batch, the count of
 terms, and the hooks of parameters, which the engine notes instead of calling them; they are called after each launch, and fold
-arenas as ever. A graph belongs to the arena that its gradients go to. Its memory is a pool of its own.
+arenas as ever. A graph belongs to the arena that its gradients go to. What is computed within one lies in memory of all graphs,
+since they are launched one after the other: a step of many micro-batches has several arenas, and so several graphs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -51,7 +54,6 @@ class Captured:
     start: Array
     loss: Array
     finals: list[tuple[Tensor, Array]]
-    pool: Any
     began_with: float = math.nan
 
     def launch(self, x: Any, y: Any, start: float) -> Array:
@@ -81,6 +83,7 @@ class Graphs:
         self.wanted = wanted                          # Not only where it works: what cannot be captured ends the run.
         self.why_not = ""                             # The reason why nothing is captured any more.
         self._known: dict[Key, Captured | None] = {}
+        self._room: tuple[Any, Any] | None = None              # The memory pool of all graphs, and the stream that captures.
 
     def run(self, micro: MicroBatch, total: Callable[[], float]) -> Array | None:
         """The loss, once the graph has been launched and the hooks have been called; None: the micro-batch is to be run as ever.
@@ -100,7 +103,7 @@ class Graphs:
         if found is None:
             try:
                 found = self._known[key] = self._capture(x, y)
-            except (Uncapturable, RuntimeError) as error:            # CuPy's errors of a capture are RuntimeErrors.
+            except (Uncapturable, RuntimeError, MemoryError) as error:      # CuPy's errors of a capture are RuntimeErrors.
                 self.why_not = str(error)
                 for segment in self.reducer.storage.segments:        # What the capture has got so far was never computed.
                     segment.parameter.grad = None
@@ -113,9 +116,12 @@ class Graphs:
         xp, cuda = self.device.xp, self.device.xp.cuda
         x_here, y_here = xp.empty(x.shape, x.dtype), xp.empty(y.shape, y.dtype)
         start = xp.empty((), self.feed.dtype)
-        pool, stream = cuda.MemoryPool(), cuda.Stream(non_blocking=True)
+        if self._room is None:
+            self._room = cuda.MemoryPool(), cuda.Stream(non_blocking=True)     # A pool's free memory is that of a stream.
+        pool, stream = self._room
         self.device.synchronize()
-        with cuda.using_allocator(pool.malloc), stream, random.use(NoRandom()), holding_hooks() as held:
+        with (cuda.using_allocator(pool.malloc), stream, random.use(NoRandom()), holding_hooks() as held,
+              refusing_uploads(xp)):
             stream.begin_capture()
             try:
                 loss = self.forward(x_here, y_here)
@@ -124,7 +130,28 @@ class Graphs:
                 abandon(stream)
                 raise
             graph = stream.end_capture()
-        return Captured(graph, x_here, y_here, start, loss.array, [(leaf, leaf.grad) for leaf in held], pool)
+        return Captured(graph, x_here, y_here, start, loss.array, [(leaf, leaf.grad) for leaf in held])
+
+
+@contextmanager
+def refusing_uploads(xp: Any) -> Iterator[None]:
+    """Inside, values of the host do not go up to the device: Uncapturable, of this thread alone.
+
+    CuPy would not refuse. It copies them by way of pinned memory, which it uses again once the copy is over; but a graph copies
+    from there at each launch, and finds what others have left.
+    """
+    own, usual = get_ident(), xp.get_default_pinned_memory_pool().malloc
+
+    def allocate(nbytes: int) -> Any:
+        if get_ident() == own:
+            raise Uncapturable("values of the host go up to the device in each step, and a graph would read them where they no "
+                               "longer are")
+        return usual(nbytes)
+    xp.cuda.set_pinned_memory_allocator(allocate)
+    try:
+        yield
+    finally:
+        xp.cuda.set_pinned_memory_allocator(usual)
 
 
 def abandon(stream: Any) -> None:

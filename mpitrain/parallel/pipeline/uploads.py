@@ -49,6 +49,9 @@ class Slot:
             memory = self._cuda.alloc_pinned_memory(max(values.nbytes, 1))
             self._arrays[key] = self._xp.empty(values.shape, values.dtype), np.frombuffer(
                 memory, values.dtype, values.size).reshape(values.shape)
+            free = self._cuda.Event(disable_timing=True)
+            free.record()                                     # An array that was there may be read by what was asked for before.
+            self._stream.wait_event(free)
         there, pinned = self._arrays[key]
         np.copyto(pinned, values)
         there.set(pinned, stream=self._stream)

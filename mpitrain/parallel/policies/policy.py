@@ -278,8 +278,8 @@ class Policy(ABC):
         self.numbers = None
         if not (self.clip_norm or self.want_norm):
             return None, 1.0
+        self.wait()
         if self._on_device is not None and not self.want_norm:
-            self.wait()
             self.numbers = self._on_device
             self.norm.conclude(gradients, self.numbers, self.clip_norm)
             self._found = self.step + 1, self.setup.device.read_later(self.numbers)

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.errors import ConfigError
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, BucketSum, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.policy import Policy, Setup
@@ -24,6 +25,9 @@ class Replicated(Policy):
         """How buckets are added up over the ranks."""
         if self.setup.config.comm.library == "nccl" and self.channel.size > 1:
             from mpitrain.parallel.gradients.nccl_sum import NcclSum
+            if self.of_experts is not None:
+                raise ConfigError('comm.library = "nccl" adds up gradients of all ranks, and those of experts are of fewer, '
+                                  f'found mesh.ep = {self.mesh.size("ep")}; set comm.library = "mpi"')
             return NcclSum(self.channel.messages, self.setup.device)
         return TreeSum(self.channel, self.tree) if self.tree else AllReduce(self.channel)
 

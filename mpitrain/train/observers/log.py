@@ -106,8 +106,9 @@ class Progress:
         bar.start()
         return bar
 
-    def update(self, step: int, values: Mapping[str, float], *, due: bool = True) -> None:
-        """`step` steps are done; `values` holds `loss`, and `lr`, `samples_per_s`, `step_s` where known.
+    def update(self, step: int, values: Mapping[str, Any], *, due: bool = True) -> None:
+        """`step` steps are done; `values` holds `loss`, which becomes a number where it is shown, and `lr`, `samples_per_s`,
+        `step_s` where known.
 
         `due` tells that `log.every` wants a line. Rates and the time left rest on `step_s`, which excludes
         evaluation and saving.
@@ -116,15 +117,17 @@ class Progress:
         self._step_s = 0.9 * self._step_s + 0.1 * step_s if self._step_s and step_s else step_s or self._step_s
         if self._stream is None or (self._bar is None and not self._is_due(step, due)):
             return
-        about = _about(values, (self.total - step) * self._step_s)
+        left_s = (self.total - step) * self._step_s
         if self._bar is None:
-            self._show(f"step {step}/{self.total}  {about}")
+            self._show(f"step {step}/{self.total}  {_about(values, left_s)}")
             return
         now = self._bar.get_time()
-        self._bar.update(self._bar.task_ids[0], completed=step, about=about)
-        if now - self._drawn >= REFRESH_S or step >= self.total:
-            self._drawn = now
-            self._show(None)
+        if now - self._drawn < REFRESH_S and step < self.total:      # Who asks for the loss of a device waits for it.
+            self._bar.update(self._bar.task_ids[0], completed=step)
+            return
+        self._bar.update(self._bar.task_ids[0], completed=step, about=_about(values, left_s))
+        self._drawn = now
+        self._show(None)
 
     def _is_due(self, step: int, due: bool) -> bool:
         """Whether this step has a line of its own."""
@@ -185,8 +188,8 @@ def is_watched(stream: TextIO) -> bool:
     return False
 
 
-def _about(values: Mapping[str, float], seconds_left: float) -> str:
-    words = [f"loss {values['loss']:.4f}"] if "loss" in values else []
+def _about(values: Mapping[str, Any], seconds_left: float) -> str:
+    words = [f"loss {float(values['loss']):.4f}"] if "loss" in values else []
     if "lr" in values:
         words.append(f"lr {values['lr']:.2e}")
     if "samples_per_s" in values:

@@ -89,7 +89,7 @@ class Console(Rates):
 
     def updated(self, step: int, fields: Step, rates: Mapping[str, float]) -> None:
         assert self.progress is not None
-        self.progress.update(step, {"loss": fields.loss, "lr": fields.lr, **rates}, due=self.plan.logs(step))
+        self.progress.update(step, {"loss": fields.mean, "lr": fields.lr, **rates}, due=self.plan.logs(step))
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
         words = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
