@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpitrain.comm.face import AnyChannel
@@ -19,18 +20,26 @@ class Replicated(Policy):
         super().__init__(setup, channel)
         self.of_experts: Channel | None = None if self.mesh.size("ep") == 1 else self.mesh.channel(
             COPIES, "gradients of experts", algorithm=channel.algorithm, wire=channel.messages.wire)
+        self.allocate_gradients: Callable[[int], Any] | None = None       # makes the arena that ranks sum, where they share it
 
     def bucket_sum(self) -> BucketSum:
         """How buckets are added up over the ranks."""
         if self.setup.config.comm.library == "nccl" and self.channel.size > 1:
             from mpitrain.parallel.gradients.nccl_sum import NcclSum
             return NcclSum(self.channel.messages, self.setup.device)
+        if self.setup.config.comm.library == "ipc" and self.channel.size > 1:
+            from mpitrain.parallel.gradients.ipc_sum import IpcSum
+            shared = IpcSum(self.channel.messages, self.setup.device)
+            self.allocate_gradients = shared.allocate
+            return shared
         return TreeSum(self.channel, self.tree) if self.tree else AllReduce(self.channel)
 
     def make_reducer(self) -> GradientReducer:
         apart = [self.of_experts if "ep" in s.parameter.placement else None for s in self.layout.segments]
-        shared = self.channel.shared and not self.tree        # The sums of a tree go by messages.
-        return self.reducer_over(self.bucket_sum(), apart=apart, allocate=self.channel.allocate if shared else None)
+        bucket_sum = self.bucket_sum()
+        if self.channel.shared and not self.tree and self.allocate_gradients is None:    # The sums of a tree go by messages.
+            self.allocate_gradients = self.channel.allocate
+        return self.reducer_over(bucket_sum, apart=apart, allocate=self.allocate_gradients)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         self.change(gradients, lr, scale)
