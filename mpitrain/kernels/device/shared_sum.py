@@ -21,7 +21,7 @@ def sum_of_ranks(own: Array, rank: int, addresses: Sequence[int]) -> None:
     here. Added in the order of `schedules.steps.tree_split`; numbers of 16 bits in float32, rounded once. ShapeError for more
     than MOST ranks.
     """
-    if not 0 <= rank < len(addresses) <= MOST or addresses[rank] != address(own):
+    if not 0 <= rank < len(addresses) <= MOST or own.size and addresses[rank] != address(own):
         raise ShapeError(f"ranks of one GPU, {MOST} at most, add up their arrays, not rank {rank} of {len(addresses)}, with its "
                          "own array at another address")
     if own.size:
