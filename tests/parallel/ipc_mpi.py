@@ -16,6 +16,7 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import ConfigError, DesyncError
 from mpitrain.parallel.gradients import ipc_sum
 from mpitrain.parallel.gradients.ipc_sum import IpcSum
+from mpitrain.parallel.gradients.nccl_sum import NcclSum
 
 GPU = Device("gpu", xp)
 BUCKETS = ((0, 3), (16, 1000), (1008, 1008), (1013, 6001))                   # one empty, one that begins where no vector may
@@ -91,6 +92,20 @@ def test_a_rank_that_sums_another_bucket_is_found_before_anything_is_added(opene
         work.wait()
     assert (arena._memory == 1).all()
     channel.messages.comm.Barrier()
+
+
+@pytest.mark.parametrize("library", ["ipc", "nccl"])
+def test_gradients_of_experts_are_summed_over_the_ranks_that_have_copies_of_them(opened: Any, comm: Any, library: str,
+                                                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    channel, bucket_sum, arena = opened
+    monkeypatch.delenv("MPITRAIN_FAKE_BUS")
+    pair = Channel(comm.Split(channel.rank // 2), "gradients of experts")
+    arena.fill(1 + channel.rank)
+    own = bucket_sum if library == "ipc" else NcclSum(channel, GPU)
+    own.prepare(SimpleNamespace(name="experts", apart=pair), [arena[16:1000]]).run()
+    there = [rank for rank in range(channel.size) if rank // 2 == channel.rank // 2]
+    assert (arena._memory[16:1000] == sum(1 + rank for rank in there)).all() and float(arena[0]) == 1 + channel.rank
+    pair.close()
 
 
 def test_ranks_of_different_gpus_are_refused_on_all_of_them(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
