@@ -82,7 +82,9 @@ def test_gradients_added_up_in_the_memory_of_one_gpu_are_those_of_direct_message
                         "comm.algorithm=direct", "comm.bucket_mb=0.002", f"comm.library={library}", f"run.out={library}",
                         cwd=tmp_path, env={"MPITRAIN_FAKE_BUS": "0"})
         assert result.rc == 0, result.err
-    assert record(tmp_path / "mpi")["parameters_sha256"] == record(tmp_path / "ipc")["parameters_sha256"]
+    sent, shared = (record(tmp_path / name) for name in ("mpi", "ipc"))
+    assert sent["parameters_sha256"] == shared["parameters_sha256"]
+    assert [run["choices"]["exchange"]["way"] for run in (sent, shared)] == ["messages, direct", "the memory of one GPU"]
 
 
 def test_ranks_that_do_not_share_a_gpu_cannot_add_up_in_its_memory(tmp_path: Path) -> None:

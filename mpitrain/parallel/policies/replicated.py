@@ -12,6 +12,8 @@ from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.schedules.grid import COPIES
 
+WAYS = {"nccl": "NCCL", "ipc": "the memory of one GPU"}      # by comm.library; "mpi": the channel's own
+
 
 class Replicated(Policy):
     """A policy that keeps whole parameters and adds up gradients in another way redefines `bucket_sum`."""
@@ -33,6 +35,9 @@ class Replicated(Policy):
             self.allocate_gradients = shared.allocate
             return shared
         return TreeSum(self.channel, self.tree) if self.tree else AllReduce(self.channel)
+
+    def way(self) -> str:
+        return WAYS.get(self.setup.config.comm.library) or super().way()
 
     def make_reducer(self) -> GradientReducer:
         apart = [self.of_experts if "ep" in s.parameter.placement else None for s in self.layout.segments]
