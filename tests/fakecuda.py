@@ -7,6 +7,7 @@ Work on any stream is done at once, so a missing wait between two streams is not
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -47,6 +48,26 @@ class runtime:                                    # noqa: N801  (CuPy's name)
         """A GPU for each rank, or one for all: $MPITRAIN_FAKE_BUS."""
         from mpi4py import MPI
         return os.environ.get("MPITRAIN_FAKE_BUS", f"0000:{MPI.COMM_WORLD.rank:02x}:00.0")
+
+    @staticmethod
+    def ipcGetMemHandle(pointer: int) -> bytes:   # noqa: N802
+        """Of an allocation's first byte, 64 bytes: who owns the file that its memory is of, and which of the files it is."""
+        if pointer not in _allocations:
+            raise RuntimeError("cudaErrorInvalidValue: invalid argument")
+        return f"{os.getpid()} {_allocations[pointer]}".encode().ljust(64, b"\0")
+
+    @staticmethod
+    def ipcOpenMemHandle(handle: bytes, flags: int = 1) -> int:       # noqa: N802
+        owner, file = handle.rstrip(b"\0").decode().split()
+        if int(owner) == os.getpid() or flags != 1:
+            raise RuntimeError("cudaErrorDeviceUninitialized: invalid device context")
+        memory = _mapped(os.open(f"/proc/{owner}/fd/{file}", os.O_RDWR))
+        _opened[memory.ctypes.data] = memory
+        return int(memory.ctypes.data)
+
+    @staticmethod
+    def ipcCloseMemHandle(pointer: int) -> None:  # noqa: N802
+        del _opened[pointer]
 
 
 class nccl:                                       # noqa: N801
@@ -213,9 +234,35 @@ class MemoryPool:
         pass
 
 
+_allocations: dict[int, int] = {}                 # address: file, of memory that other processes may open
+_opened: dict[int, np.ndarray[Any, Any]] = {}     # address: memory of other processes
+_own_allocations = False
+
+
 @contextmanager
 def using_allocator(allocator: Any = None) -> Iterator[None]:
-    yield
+    """Without an allocator each array is an allocation of its own, as by cudaMalloc, in memory of a file without a name."""
+    global _own_allocations
+    before, _own_allocations = _own_allocations, allocator is None
+    try:
+        yield
+    finally:
+        _own_allocations = before
+
+
+def memory(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
+    if not _own_allocations:
+        return np.empty(shape, dtype)
+    file = os.memfd_create("allocation")
+    os.ftruncate(file, int(np.prod(shape)) * np.dtype(dtype).itemsize)
+    whole = _mapped(file)
+    _allocations[whole.ctypes.data] = file
+    return np.ndarray(shape, dtype, buffer=whole.base)
+
+
+def _mapped(file: int) -> np.ndarray[Any, Any]:
+    mapped = mmap.mmap(file, os.fstat(file).st_size)
+    return np.ndarray(len(mapped), np.uint8, buffer=mapped)
 
 
 _pool = MemoryPool()

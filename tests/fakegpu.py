@@ -260,7 +260,7 @@ class _Module:
 
     @staticmethod
     def empty(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
-        return DeviceArray(_poisoned(np.empty(shape, dtype)))
+        return DeviceArray(_poisoned(fakecuda.memory(shape, dtype)))
 
     @staticmethod
     def empty_like(prototype: DeviceArray, dtype: Any = None, order: str = "K", subok: Any = None,

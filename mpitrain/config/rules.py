@@ -89,13 +89,16 @@ def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
                           '"float32"')
     if config.train.graph == "on" and not on_gpu:
         yield ConfigError('train.graph = "on" captures graphs of train.device = "gpu", found "cpu"; set train.graph = "off"')
-    if config.comm.library == "nccl":
+    if config.comm.library != "mpi":
+        library = f'comm.library = "{config.comm.library}"'
         if not on_gpu:
-            yield ConfigError('comm.library = "nccl" adds up gradients of train.device = "gpu", found "cpu"; '
-                              'set comm.library = "mpi"')
+            yield ConfigError(f'{library} adds up gradients of train.device = "gpu", found "cpu"; set comm.library = "mpi"')
         if config.comm.cuts != "none" or config.comm.node_shared:
-            yield ConfigError('comm.library = "nccl" adds up whole gradients, found comm.sharding or comm.node_shared; leave '
-                              'them out, or set comm.library = "mpi"')
+            yield ConfigError(f"{library} adds up whole gradients, found comm.sharding or comm.node_shared; leave them out, or "
+                              'set comm.library = "mpi"')
+        if config.comm.library == "ipc" and config.comm.wire_dtype != "float32":
+            yield ConfigError(f'{library} sends no gradients, found comm.wire_dtype = "{config.comm.wire_dtype}"; leave it '
+                              '"float32", or set comm.library = "mpi"')
     if way == "host" and not on_gpu:
         yield ConfigError('optimizer.offload = "host" keeps optimizer state in host memory, where it is already with '
                           'train.device = "cpu"; set optimizer.offload = "file" to keep it in a file, or "none"')

@@ -140,7 +140,7 @@ class MeshConfig:
 @dataclass(frozen=True)
 class CommConfig:
     algorithm: str | Own = "auto"            # shared memory on a node; a name: by messages
-    library: Literal["mpi", "nccl"] = "mpi"  # what adds up gradients of GPUs: our algorithms over MPI, or NVIDIA's library
+    library: Literal["mpi", "nccl", "ipc"] = "mpi"       # what adds up gradients of GPUs; "ipc": ranks that share one
     bucket_mb: float | str = 4.0             # or "auto": cut where measured ready times say
     progress: Progressing = "poll"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # element type of messages

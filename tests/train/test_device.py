@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fakegpu import open_device
 from launch import mpirun
-from runs import record, steps, train, write
+from runs import SMALL, record, steps, train, write
 
 from mpitrain.train.intervals import Plan, Step
 from mpitrain.train.observers.observer import Watched
@@ -68,18 +68,6 @@ def test_gradients_added_up_by_nccl_are_those_of_messages(tmp_path: Path) -> Non
     assert record(tmp_path / "mpi")["parameters_sha256"] == record(tmp_path / "nccl")["parameters_sha256"]
 
 
-def test_nccl_is_refused_where_experts_lie_on_some_ranks_alone(tmp_path: Path) -> None:
-    """It would add the gradients of one rank's experts to those of another's."""
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over it " * 40)
-    assert mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=tmp_path).rc == 0
-    config = write(tmp_path, GPT)
-    given = ["model.vocabulary=64", "model.dropout=0.0", "model.experts=2", "mesh.ep=2", "train.device=gpu"]
-    result = mpirun(2, PROGRAM, "train", config, *given, "comm.library=nccl", "run.out=nccl", cwd=tmp_path)
-    assert result.rc == 78 and "those of experts are of fewer, found mesh.ep = 2" in result.error_lines[0], result.err
-    result = mpirun(2, PROGRAM, "train", config, *given, "run.out=mpi", cwd=tmp_path)
-    assert result.rc == 0, result.err
-
-
 def test_nccl_is_refused_for_two_ranks_of_one_gpu_and_on_the_host(tmp_path: Path) -> None:
     config = write(tmp_path)
     result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "comm.library=nccl", cwd=tmp_path,
@@ -87,6 +75,52 @@ def test_nccl_is_refused_for_two_ranks_of_one_gpu_and_on_the_host(tmp_path: Path
     assert result.rc == 78 and "ranks 0 and 1 have one GPU" in result.error_lines[0]
     on_host = train(2, config, "comm.library=nccl")
     assert on_host.rc == 78 and 'comm.library = "nccl" adds up gradients of train.device = "gpu"' in on_host.error_lines[0]
+
+
+@pytest.mark.parametrize("n", [2, 3])
+def test_gradients_added_up_in_the_memory_of_one_gpu_are_those_of_direct_messages(tmp_path: Path, n: int) -> None:
+    """To the bit, with several buckets and micro-batches, of which ranks of three have different numbers."""
+    config = write(tmp_path)
+    for library in ("mpi", "ipc"):
+        result = mpirun(n, PROGRAM, "train", config, "train.device=gpu", "train.steps=12", "train.micro_batches=4",
+                        "comm.algorithm=direct", "comm.bucket_mb=0.002", f"comm.library={library}", f"run.out={library}",
+                        cwd=tmp_path, env={"MPITRAIN_FAKE_BUS": "0"})
+        assert result.rc == 0, result.err
+    sent, shared = (record(tmp_path / name) for name in ("mpi", "ipc"))
+    assert sent["parameters_sha256"] == shared["parameters_sha256"]
+    assert [run["choices"]["exchange"]["way"] for run in (sent, shared)] == ["messages, direct", "the memory of one GPU"]
+
+
+def test_ranks_that_do_not_share_a_gpu_cannot_add_up_in_its_memory(tmp_path: Path) -> None:
+    config = write(tmp_path)
+    result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "comm.library=ipc", cwd=tmp_path)
+    assert result.rc == 78 and 'comm.library = "ipc" is for ranks that share a GPU, but rank 0 has ' in result.error_lines[0]
+    on_host = train(2, config, "comm.library=ipc")
+    assert on_host.rc == 78 and 'comm.library = "ipc" adds up gradients of train.device = "gpu"' in on_host.error_lines[0]
+
+
+NET = """
+import os, signal
+from mpitrain import nn
+class Fails(nn.Linear):
+    steps = 0
+    def forward(self, x):
+        Fails.steps += self.training
+        if Fails.steps == 5 and os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK")) == "1":
+            os.kill(os.getpid(), getattr(signal, os.environ["HOW"]))
+        return super().forward(x)
+def net(): return nn.Sequential(("flat", nn.Flatten()), ("a", Fails(64, 32)), ("b", nn.Linear(32, 10)))
+"""
+
+
+@pytest.mark.parametrize(("how", "rc", "said"), [("SIGKILL", 137, "rank=1/3"), ("SIGSTOP", 75, "E_STALL rank=1/3")])
+def test_a_rank_that_dies_or_stands_still_while_others_wait_for_its_gradients_ends_the_job(tmp_path: Path, how: str, rc: int,
+                                                                                          said: str) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    config = write(tmp_path, SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"'))
+    result = mpirun(3, PROGRAM, "train", config, "train.device=gpu", "comm.library=ipc", "train.stall_s=4", cwd=tmp_path,
+                    env={"MPITRAIN_FAKE_BUS": "0", "HOW": how})
+    assert result.rc == rc and said in result.error_lines[0], result.err
 
 
 def test_a_loss_that_is_not_finite_ends_a_run_on_a_device_and_nothing_is_saved_after_it(tmp_path: Path) -> None:

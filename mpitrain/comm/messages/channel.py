@@ -143,6 +143,11 @@ class Channel:
         """An all-reduce by the caller's own `steps`, for arrays that hold several addends; pass the same object each time."""
         return self._prepare("allreduce", name, array, steps)
 
+    def start_of(self, signature: Signature) -> tuple[Start, int]:
+        """The start of the channel's next collective, whose messages the caller sends itself, with the tag that it gets."""
+        start = self._next(signature, lambda: None)
+        return start, data_tag(start.sequence, signature, self._tag_bound)
+
     def broadcast(self, array: Array, root: int = 0, *, name: str = "array") -> None:
         """Replace `array` by rank `root`'s, in place: bits travel as they are."""
         self._prepare(f"broadcast from {root}", name, array, partial(binomial_broadcast, root=root), key=root).run()

@@ -48,6 +48,9 @@ class NcclSum:
         self._stream = self._cuda.Stream(non_blocking=True)
 
     def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
+        if bucket.apart is not None:                          # Experts' gradients are summed over other ranks, by messages.
+            apart: Collective = bucket.apart.prepare(arrays[0], bucket.name)
+            return apart
         return NcclCollective(self._cuda, self._nccl, self._stream, arrays[0])
 
 

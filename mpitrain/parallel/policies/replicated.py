@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpitrain.comm.face import AnyChannel
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.errors import ConfigError
 from mpitrain.parallel.gradients.bucket_sum import AllReduce, BucketSum, TreeSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.schedules.grid import COPIES
+
+WAYS = {"nccl": "NCCL", "ipc": "the memory of one GPU"}      # by comm.library; "mpi": the channel's own
 
 
 class Replicated(Policy):
@@ -20,21 +22,29 @@ class Replicated(Policy):
         super().__init__(setup, channel)
         self.of_experts: Channel | None = None if self.mesh.size("ep") == 1 else self.mesh.channel(
             COPIES, "gradients of experts", algorithm=channel.algorithm, wire=channel.messages.wire)
+        self.allocate_gradients: Callable[[int], Any] | None = None       # makes the arena that ranks sum, where they share it
 
     def bucket_sum(self) -> BucketSum:
         """How buckets are added up over the ranks."""
         if self.setup.config.comm.library == "nccl" and self.channel.size > 1:
             from mpitrain.parallel.gradients.nccl_sum import NcclSum
-            if self.of_experts is not None:
-                raise ConfigError('comm.library = "nccl" adds up gradients of all ranks, and those of experts are of fewer, '
-                                  f'found mesh.ep = {self.mesh.size("ep")}; set comm.library = "mpi"')
             return NcclSum(self.channel.messages, self.setup.device)
+        if self.setup.config.comm.library == "ipc" and self.channel.size > 1:
+            from mpitrain.parallel.gradients.ipc_sum import IpcSum
+            shared = IpcSum(self.channel.messages, self.setup.device)
+            self.allocate_gradients = shared.allocate
+            return shared
         return TreeSum(self.channel, self.tree) if self.tree else AllReduce(self.channel)
+
+    def way(self) -> str:
+        return WAYS.get(self.setup.config.comm.library) or super().way()
 
     def make_reducer(self) -> GradientReducer:
         apart = [self.of_experts if "ep" in s.parameter.placement else None for s in self.layout.segments]
-        shared = self.channel.shared and not self.tree        # The sums of a tree go by messages.
-        return self.reducer_over(self.bucket_sum(), apart=apart, allocate=self.channel.allocate if shared else None)
+        bucket_sum = self.bucket_sum()
+        if self.channel.shared and not self.tree and self.allocate_gradients is None:    # The sums of a tree go by messages.
+            self.allocate_gradients = self.channel.allocate
+        return self.reducer_over(bucket_sum, apart=apart, allocate=self.allocate_gradients)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         self.change(gradients, lr, scale)
