@@ -82,6 +82,11 @@ class Graphs:
         self.why_not = ""                             # The reason why nothing is captured any more.
         self._known: dict[Key, Captured | None] = {}
 
+    @property
+    def pools(self) -> list[Any]:
+        """The pools of memory of the graphs."""
+        return [captured.pool for captured in self._known.values() if captured is not None]
+
     def run(self, micro: MicroBatch, total: Callable[[], float]) -> Array | None:
         """The loss, once the graph has been launched and the hooks have been called; None: the micro-batch is to be run as ever.
 
