@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -218,20 +219,77 @@ def alloc_pinned_memory(size: int) -> Any:
     return _allocate_pinned(size)
 
 
+class MemoryHook:
+    """Told of memory that this thread's arrays take and give back, between `__enter__` and `__exit__`."""
+
+    name = "MemoryHook"
+
+    def __enter__(self) -> MemoryHook:
+        assert self.name not in _hooks, "CuPy has one hook of a name at a time"
+        _hooks[self.name] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        del _hooks[self.name]
+
+    def malloc_postprocess(self, **about: int) -> None:
+        pass
+
+    def free_postprocess(self, **about: int) -> None:
+        pass
+
+
+_hooks: dict[str, MemoryHook] = {}
+
+
 class MemoryPool:
-    """Counts nothing: arrays of the stand-in are NumPy's."""
+    """Counts the memory of arrays, rounded up as CuPy rounds it, while somebody has it; views take none.
+
+    `taken` is the most there was since the last `free_all_blocks`: like a pool without gaps, whose free blocks serve any size.
+    """
+
+    def __init__(self) -> None:
+        self.used = self.peak = self.taken = 0
+        self.there: set[int] = set()                  # ids of the memory that is counted
 
     def used_bytes(self) -> int:
-        return 0
+        return self.used
 
     def total_bytes(self) -> int:
-        return 0
+        return self.taken
 
     def free_all_blocks(self) -> None:
-        pass
+        self.taken = self.used
 
     def malloc(self, size: int) -> None:
         pass
+
+    def hold(self, memory: np.ndarray) -> None:
+        """Counts `memory`, which is no view, until nobody has it."""
+        size, key = -(-memory.nbytes // UNIT) * UNIT, id(memory)
+        if not size or any(key in pool.there for pool in _pools):
+            return
+        self.there.add(key)
+        self.used += size
+        self.peak, self.taken = max(self.peak, self.used), max(self.taken, self.used)
+        weakref.finalize(memory, self._gone, key, size).atexit = False
+        for hook in [*_hooks.values()]:
+            hook.malloc_postprocess(device_id=0, size=memory.nbytes, mem_size=size, mem_ptr=memory.ctypes.data, pmem_id=key)
+
+    def _gone(self, key: int, size: int) -> None:
+        self.there.discard(key)
+        self.used -= size
+        for hook in [*_hooks.values()]:
+            hook.free_postprocess(device_id=0, mem_size=size, mem_ptr=0, pmem_id=key)
+
+
+UNIT = 512                                            # bytes: CuPy's blocks are multiples of it
+_pools: weakref.WeakSet[MemoryPool] = weakref.WeakSet()
+
+
+def pool_here() -> MemoryPool:
+    """The pool that arrays come from now."""
+    return _allocators[-1]
 
 
 _allocations: dict[int, int] = {}                 # address: file, of memory that other processes may open
@@ -244,10 +302,15 @@ def using_allocator(allocator: Any = None) -> Iterator[None]:
     """Without an allocator each array is an allocation of its own, as by cudaMalloc, in memory of a file without a name."""
     global _own_allocations
     before, _own_allocations = _own_allocations, allocator is None
+    if allocator is not None:
+        _allocators.append(allocator.__self__)
+        _pools.add(allocator.__self__)
     try:
         yield
     finally:
         _own_allocations = before
+        if allocator is not None:
+            _allocators.pop()
 
 
 def memory(shape: Any, dtype: Any) -> np.ndarray[Any, Any]:
@@ -266,6 +329,8 @@ def _mapped(file: int) -> np.ndarray[Any, Any]:
 
 
 _pool = MemoryPool()
+_pools.add(_pool)
+_allocators = [_pool]
 
 
 def get_default_memory_pool() -> MemoryPool:

@@ -50,6 +50,7 @@ class DeviceArray:
         self.base = None if root is memory else _owner(root)      # as CuPy's views keep the array that has the memory
         if root is memory:
             OWNERS[id(memory)] = self
+            fakecuda.pool_here().hold(memory)
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         note(down=self._memory.nbytes, sync="get" if blocking else None)

@@ -19,7 +19,7 @@ import resource
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from mpitrain.backend.cpu import control_groups, text_of
 from mpitrain.backend.native import load
@@ -81,6 +81,14 @@ class Pool:
         return Usage(*numbers)
 
 
+class Counter(Protocol):
+    """A `Pool`, or a device's, as far as its arrays are counted."""
+
+    def recent_peak(self) -> int: ...
+
+    def usage(self) -> Usage: ...
+
+
 class Swing:
     """How many more bytes of arrays there are within steps than before or after them: `most`, None where nobody counts them.
 
@@ -88,7 +96,7 @@ class Swing:
     or a checkpoint, and has left free.
     """
 
-    def __init__(self, pool: Pool | None = None):
+    def __init__(self, pool: Counter | None = None):
         self.pool, self.most, self._before = pool, None if pool is None else 0, 0
         self.system: int | None = None
         self._system_before = 0

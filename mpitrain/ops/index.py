@@ -131,6 +131,9 @@ class Embedding(Function):
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
         indices, = ctx.saved
+        so_far = None if ctx.xp is np or grad.dtype.kind == "c" else ctx.so_far(1)
+        if so_far is not None:                         # of a table that is the head's matrix, too: nothing is zeroed and added
+            return None, scatter_add_rows(so_far, indices.reshape(-1), grad.reshape(indices.size, grad.shape[-1]))
         dtype = grad.dtype if grad.dtype.itemsize > 2 else "float32"           # the gradient of a parameter, of 16 bits too
         return None, _add_rows(ctx.xp, ctx.rows, indices, grad, ctx.out(1), dtype)
 

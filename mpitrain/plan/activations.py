@@ -3,11 +3,11 @@ r"""Activation memory of a micro-batch in forward and backward, measured with a 
     used            ___/\__           forward: each block's output and its saved arrays stay, the rest is freed
     bytes     __/\_/       \/\_       backward: saved arrays are freed, block by block, gradients come and go
             |- forward -|- backward -|
-    marks   |   |   |   |  | |  | |  |     the peak since the last mark, for `FEW` rows and for twice as many
+    marks   |   |   |   |  | |  | |  |     the peak since the last mark, for a few rows and for twice as many
 
 Memory that grows with the rows grows on a straight line, so two counts give any number of rows, mark by mark; the
 largest is then the peak. Parameters take next to no memory (`plan.lent`), so a model that is larger than a rank can be looked at.
-Blocks run as usual, and keep their actual arrays, whoever wrote them.
+Blocks run as usual, and keep their actual arrays, whoever wrote them; those of a device where the run is to be on one.
 """
 
 from __future__ import annotations
@@ -16,18 +16,24 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpitrain.autograd import Deferred, Tensor, run_backward
-from mpitrain.backend import CPU, random
+from mpitrain.autograd.cast import in_single
+from mpitrain.backend import CPU, Device, is_float, random
 from mpitrain.backend.memory import Pool
+from mpitrain.data.columns import Columns
 from mpitrain.nn import Module, Sequential, collect_statistics, defer_statistics
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.plan.lent import lent_memory
 
+if TYPE_CHECKING:
+    from mpitrain.backend.device_memory import DevicePool
+
 FEW = 2                                      # rows; one alone has no variance for a batch norm
+FEW_ON_DEVICE = 16                           # whose blocks of memory are multiples of 512 bytes
 SETTLES = 4                                  # passes at most: one that leaves arrays behind has filled a cache
 
 
@@ -50,7 +56,7 @@ class Course(NamedTuple):
 class Marks:
     """The peak bytes of arrays between marks, counted from those at the beginning of a phase."""
 
-    def __init__(self, pool: Pool):
+    def __init__(self, pool: Pool | DevicePool):
         self.pool, self.peaks, self.before = pool, list[int](), 0
 
     def begin(self) -> None:
@@ -66,29 +72,30 @@ class Marks:
         return [*self.peaks, self.pool.usage().used - self.before]
 
 
-def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, pool: Pool, seed: int, precision: str, tokens: bool,
-          split: bool) -> list[Course]:
+def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, pool: Pool | DevicePool, seed: int, precision: str,
+          tokens: bool, split: bool, device: Device = CPU) -> list[Course]:
     """The course of a micro-batch of `rows` rows on each of a model's virtual stages, `chunks`, none of which has memory yet.
 
     `x` and `y` are one host row each, `loss` takes the last stage's output; `split`: backward runs as two calls. Messages
-    from other stages count as well, host rows do not.
+    from other stages count as well, host rows do not. `pool` has the arrays of `device`.
     """
-    counts = [rows] if rows <= 2 * FEW else [FEW, 2 * FEW]
+    n_few = FEW if device.xp is np else FEW_ON_DEVICE
+    counts = [rows] if rows <= 2 * n_few else [n_few, 2 * n_few]
     found = []
     for chunk in chunks:
         defer_statistics(chunk)              # as in a run
-    with lent_memory(chunks, precision), nothing_else_is_freed():
+    with lent_memory(chunks, precision, device), nothing_else_is_freed():
         for n in counts:
             given, target = np.repeat(x, n, axis=0), np.repeat(y, n, axis=0)
             for _ in range(SETTLES):
                 before = pool.usage().used
                 with random.use(random.Scope(seed, 0, np.arange(n, dtype=np.uint64))):
-                    courses = _once(chunks, loss, given, target, pool=pool, tokens=tokens, split=split)
+                    courses = _once(chunks, loss, given, target, pool=pool, tokens=tokens, split=split, device=device)
                 if pool.usage().used == before:
                     break
             found.append(courses)
     pool.trim()                              # a run's later use must not depend on the pool's content
-    courses = found[0] if len(counts) == 1 else [{kind: _at(rows, few[kind], twice[kind]) for kind in few}
+    courses = found[0] if len(counts) == 1 else [{kind: _at(rows, n_few, few[kind], twice[kind]) for kind in few}
                                                  for few, twice in zip(*found)]
     sizes = [0, *(course.pop("sizes")[0] for course in courses)]
     return [Course({kind: Phase(max(0, *marks[:-1]), marks[-1]) for kind, marks in course.items()}, *message)
@@ -107,11 +114,14 @@ def nothing_else_is_freed() -> Iterator[None]:
             gc.enable()
 
 
-def _once(chunks: Sequence[Module], loss: Any, x: Any, y: Any, *, pool: Pool, tokens: bool,
-          split: bool) -> list[dict[str, list[int]]]:
+def _once(chunks: Sequence[Module], loss: Any, x: Any, y: Any, *, pool: Pool | DevicePool, tokens: bool, split: bool,
+          device: Device) -> list[dict[str, list[int]]]:
     """The marks of each virtual stage's actions, which run as `Pipeline` runs them."""
     found = []
-    feed = Feed(CPU, chunks[0].storage.dtype, tokens=tokens)              # type: ignore[union-attr]
+    storage: Any = chunks[0].storage
+    feed = Feed(device, storage.dtype, tokens=tokens, compute=storage.compute_dtype)
+    if device.xp is not np and not isinstance(x, Columns):
+        x = device.put(feed.host_inputs(x))                   # Rows are on a device before a step begins.
     for number, chunk in enumerate(chunks):
         is_last = number == len(chunks) - 1
         course, x = _course(chunk, x, feed if number == 0 else None, (loss, feed.targets(y)) if is_last else None, pool, split)
@@ -122,17 +132,17 @@ def _once(chunks: Sequence[Module], loss: Any, x: Any, y: Any, *, pool: Pool, to
     return found
 
 
-def _course(chunk: Module, x: Any, feed: Feed | None, end: tuple[Any, Any] | None, pool: Pool,
+def _course(chunk: Module, x: Any, feed: Feed | None, end: tuple[Any, Any] | None, pool: Pool | DevicePool,
             split: bool) -> tuple[dict[str, list[int]], Any]:
     """(the marks, a copy of the output) of one virtual stage: of the first one where there is `feed`, of the last with `end`."""
     marks = Marks(pool)
     if isinstance(chunk, Sequential):
         chunk.between = marks.mark
     marks.begin()
-    given = feed.tensors(x) if feed else Tensor(x.copy(), requires_grad=x.dtype.kind == "f")
+    given = inputs_of(feed, x) if feed else Tensor(x.copy(), requires_grad=is_float(x.dtype))
     output = chunk(given)
     if end is not None:
-        output = end[0](output, end[1])
+        output = end[0](output if getattr(end[0], "takes_half", False) else in_single(output), end[1])
     course = {"F": marks.end()}
     passed_on = output.array.copy()
     course["sizes"] = [passed_on.nbytes, 0]
@@ -152,20 +162,24 @@ def _course(chunk: Module, x: Any, feed: Feed | None, end: tuple[Any, Any] | Non
     return course, passed_on
 
 
+def inputs_of(feed: Feed, x: Any) -> Any:
+    return feed.tensors(x) if feed.device.xp is np or isinstance(x, Columns) else feed.here(x)
+
+
 def _backward(held: list[Tensor], marks: Marks, split: bool) -> Deferred | None:
     """Empties `held`, the input and the output, as `Pipeline` does."""
     output, x = held.pop(), held.pop()
-    grad = np.ones(output.shape, output.dtype)
+    grad = output.xp.ones(output.shape, output.dtype)
     rest = run_backward(output, grad, progress=marks.mark, split=split) if output.requires_grad else None
     del x
     return rest
 
 
-def _at(rows: int, few: Sequence[int], twice: Sequence[int]) -> list[int]:
-    """The number of each mark for `rows` rows, on the line through those for FEW and 2 FEW."""
+def _at(rows: int, n_few: int, few: Sequence[int], twice: Sequence[int]) -> list[int]:
+    """The number of each mark for `rows` rows, on the line through those for `n_few` and for twice as many."""
     if len(few) != len(twice):
         few, twice = ([max(marks[:-1]), marks[-1]] for marks in (few, twice))     # the model branches on its rows
-    return [round(a + (b - a) * (rows - FEW) / FEW) for a, b in zip(few, twice)]
+    return [round(a + (b - a) * (rows - n_few) / n_few) for a, b in zip(few, twice)]
 
 
 def most(program: Sequence[Any], virtual: Callable[[int], int], courses: Sequence[Course]) -> int:

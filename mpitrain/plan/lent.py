@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import CPU, namespace
+from mpitrain.backend import CPU, Device, namespace
 from mpitrain.nn import Module
 
 VALUE = 0.01                                 # value of every parameter
@@ -52,26 +52,31 @@ def plain(array: Any) -> Any:
 
 
 @contextmanager
-def lent_memory(chunks: Sequence[Module], precision: str) -> Iterator[None]:
+def lent_memory(chunks: Sequence[Module], precision: str, device: Device = CPU) -> Iterator[None]:
     """Parameters and gradients of models that have no memory: large matrices, whose products alone read them, are `Untouched`,
-    and the rest shares an array of the largest one's size. `storage` describes a real one."""
-    size, dtype = 1, None
+    and the rest shares an array of the largest one's size; on a device all do. `storage` describes a real one."""
+    size, dtype, rounded = 1, None, None
+    on_host = device.xp is np
     buffers = [buffer for chunk in chunks for _, buffer in chunk.named_buffers() if not buffer.allocated]
     for chunk in chunks:
-        layout = chunk.describe(0, precision, CPU)
-        size, dtype = max([size, *(s.stop - s.start for s in layout.segments if not is_large(s.shape))]), layout.dtype
-    values, gradients = np.full(size, VALUE, dtype), np.zeros(size, dtype)
+        layout = chunk.describe(0, precision, device)
+        size = max([size, *(s.stop - s.start for s in layout.segments if not (on_host and is_large(s.shape)))])
+        dtype, rounded = layout.dtype, layout.compute_dtype if layout.is_mixed else None
+    values, gradients = device.xp.full(size, VALUE, dtype), device.xp.zeros(size, dtype)
+    copies = None if rounded is None else values.astype(rounded)
     for chunk in chunks:
         for parameter in chunk.parameters():
-            large = is_large(parameter.shape)
-            parameter.array, parameter.grad_buffer = (
-                Untouched.of(parameter.shape, dtype) if large else flat[:parameter.size].reshape(parameter.shape)
-                for flat in (values, gradients))
+            large = on_host and is_large(parameter.shape)
+            array, parameter.grad_buffer, copied = (
+                None if flat is None else Untouched.of(parameter.shape, dtype) if large
+                else flat[:parameter.size].reshape(parameter.shape) for flat in (values, gradients, copies))
+            parameter.bind(array, copied)
     try:
         yield
     finally:
         for parameter in (p for chunk in chunks for p in chunk.parameters()):
             del parameter.array
+            parameter.unrounded = None
             parameter.grad_buffer = None
         for buffer in buffers:                    # `describe` has given them values, and a plan cuts what has none.
             if buffer.allocated:

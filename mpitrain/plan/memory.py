@@ -7,16 +7,23 @@
     activations   the peak of a step's arrays on top of those that stay: saved for backward, and temporary
     pool          all memory that arrays have taken from the system: all of those, rows read ahead, buckets in flight, unsharded
                   blocks, and free blocks kept for the next arrays
+
+Of a run on a GPU it is the memory of the device, and activations are tried there, in the formats they have; where there is no GPU
+to try them on, on the host, in float32.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+
+from mpitrain.backend import CPU, Device, select_device
 from mpitrain.backend.memory import pool_in_use
 from mpitrain.config import Config
-from mpitrain.errors import MpitrainError, name_and_text, place
+from mpitrain.errors import ConfigError, MpitrainError, name_and_text, place
 from mpitrain.nn import FlatLayout
 from mpitrain.optim import Optimizer
 from mpitrain.placement.bytes import Forecast, Use, predicted, sums_at_once
@@ -31,6 +38,7 @@ from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.validate import find_schedule
 
 AHEAD = 3                                    # batches of a rank: one at work, two read ahead
+SLOTS = 2                                    # batches on a device: one at work, one on its way
 NOBODY = "their bytes are counted by the pool of arrays, which needs a C compiler"
 BETWEEN = 8                                  # free blocks that fit no array take 1/BETWEEN of the activations on top
 
@@ -60,9 +68,10 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
         return Forecast(kept, why)
-    peaks, kept_for_a_row = needed
+    peaks, kept_for_a_row, cached = needed
     rows = sum(array.nbytes for array in sample) * p.rounds * _rows(p)
-    return Forecast([_whole(use, activations, other + AHEAD * rows) for use, activations, other in zip(kept, peaks, others)],
+    cached += (AHEAD if p.train.device == "cpu" else SLOTS) * rows
+    return Forecast([_whole(use, activations, other + cached) for use, activations, other in zip(kept, peaks, others)],
                     kept_for_a_row=kept_for_a_row)
 
 
@@ -119,15 +128,37 @@ def _on_their_way(p: Placement, layout: FlatLayout) -> int:
 
 
 def _activations(stages: Sequence[Placement], schedule: Schedule, sample: tuple[Any, Any], *, loss: Any,
-                 tokens: bool) -> tuple[list[int], int] | None:
-    """The activations of each stage, and what a row keeps on all of them; None if no pool counts arrays."""
-    pool = pool_in_use()
+                 tokens: bool) -> tuple[list[int], int, int] | None:
+    """The activations of each stage, what a row keeps on all of them, and what the first use of a device leaves there for ever,
+    such as workspaces; None if no pool counts arrays."""
+    device = _device(stages[0].train.device)
+    pool, counting = _counter(device)
     if pool is None:
         return None
     first, n_stages, chunks = stages[0], len(stages), len(stages[0].stage.chunks)
     programs = [list(actions_of(schedule, index, n_stages, first.rounds, chunks)) for index in range(n_stages)]
     parts = [stages[v % n_stages].stage.chunks[v // n_stages] for v in range(n_stages * chunks)]
-    courses = trace(parts, loss, *sample, _rows(first), pool=pool, seed=0, precision=first.train.precision, tokens=tokens,
-                    split=any(map(splits_backward, programs)))
+    before = pool.usage().used
+    with counting:
+        courses = trace(parts, loss, *sample, _rows(first), pool=pool, seed=0, precision=first.train.precision, tokens=tokens,
+                        split=any(map(splits_backward, programs)), device=device)
+    cached = 0 if device.xp is np else max(0, pool.usage().used - before)
     kept = sum(course.phases["F"].kept for course in courses)
-    return [most(program, p.stage.virtual, courses) for p, program in zip(stages, programs)], kept // _rows(first)
+    return [most(program, p.stage.virtual, courses) for p, program in zip(stages, programs)], kept // _rows(first), cached
+
+
+def _counter(device: Device) -> tuple[Any, AbstractContextManager[Any]]:
+    """(who counts the arrays of the device, None where nobody does; the context in which it does)."""
+    if device.xp is np:
+        return pool_in_use(), nullcontext()
+    from mpitrain.backend.device_memory import DevicePool  # a run on the host needs none
+    pool = DevicePool(device)
+    return pool, pool
+
+
+def _device(name: str) -> Device:
+    """Where activations are tried: on the run's device, or, where there is none here, on the host."""
+    try:
+        return select_device(name)
+    except ConfigError:
+        return CPU

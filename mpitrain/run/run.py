@@ -118,7 +118,8 @@ class Run(Ranks):
                 kept = self._go_on(session, job, found, folder, mine, change, strict)
             if profile:
                 from mpitrain.train.observers.profile import Profile
-                asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder))
+                asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder,
+                                     job.policy.layout.device))
             return self._fit(session, job, folder, forecast, asked, about, kept)
 
     def _take(self, session: Session, folder: RunFolder, resume: str | None, overwrite: bool, cleanup: ExitStack) -> None:

@@ -122,6 +122,23 @@ def test_a_second_backward_adds_to_what_the_first_has_left() -> None:
     close(weight.grad, 3 * np.tile(x.get().sum(axis=0), (13, 1)))
 
 
+@pytest.mark.parametrize("given", [True, False])
+def test_a_table_that_is_the_heads_matrix_too_gets_its_rows_gradients_added_in_place(given: bool) -> None:
+    """One index comes more often than the kernel adds up at once, some rows never."""
+    values, indices = numbers(19, 8), np.random.default_rng(4).integers(0, 13, (5, 70))
+    indices[:3] = 2
+    upstream, wide = numbers(5, 70, 19, seed=5), Tensor(values.astype("float64"), requires_grad=True)
+    ops.linear(ops.embedding(indices, wide), wide).backward(upstream.astype("float64"))
+    table = leaf(values, given)
+    buffer = table.grad_buffer
+    made = ops.linear(ops.embedding(put(indices), table), table)
+    with counted() as counts:
+        made.backward(put(upstream))
+    close(table.grad, wide.grad)
+    assert not given or table.grad is buffer
+    assert not {"iadd", "add", "zeros", "setitem"} & set(counts.launches), counts.launches
+
+
 def test_an_operation_that_returns_the_very_gradient_of_a_leaf_is_still_added() -> None:
     x = leaf(numbers(5, 5))
     x.reshape(5, 5).backward(put(np.ones((5, 5), "float32")))

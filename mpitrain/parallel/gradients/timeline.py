@@ -56,6 +56,7 @@ class Timeline:
         self.parameters: dict[str, float] | None = None       # A dict takes the times at which gradients are final.
         self.listener: SpanMaker = no_span                    # Whoever gets the spans from now on.
         self.heard: Callable[[str, str], None] = lambda row, name: None       # It is told of each span that begins.
+        self.landed: Callable[[], None] = lambda: None        # Called when what is asked for next has a step's summed gradients.
         self._node = self._node_before = self._last_ready = 0.0
         self._ready: list[float] = []
         self._start: list[float] = []
@@ -114,6 +115,7 @@ class Timeline:
         exchanged = bool(self._works)
         times = StepTimes(self._ready, self._start if exchanged else [], self._end if exchanged else [], ended)
         self._works = []
+        self.landed()
         self.heard("optimizer", "update")
         self.steps.append(times)
         return times

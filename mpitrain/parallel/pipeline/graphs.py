@@ -85,6 +85,11 @@ class Graphs:
         self._known: dict[Key, Captured | None] = {}
         self._room: tuple[Any, Any] | None = None              # The memory pool of all graphs, and the stream that captures.
 
+    @property
+    def pools(self) -> list[Any]:
+        """The pools of memory of the graphs."""
+        return [captured.pool for captured in self._known.values() if captured is not None]
+
     def run(self, micro: MicroBatch, total: Callable[[], float]) -> Array | None:
         """The loss, once the graph has been launched and the hooks have been called; None: the micro-batch is to be run as ever.
 

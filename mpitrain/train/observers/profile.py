@@ -6,15 +6,17 @@
              data, evaluation, checkpoint, and a row for each thread that reads ahead
 
 Spans are taken while the program runs and kept for the last steps only, so memory stays bounded; the file is written at the end,
-with the clocks of all ranks shifted to that of rank 0.
+with the clocks of all ranks shifted to that of rank 0. On a GPU the rows compute, optimizer and evaluation have the times of the
+device (`device_spans`), and a row `launches` those of the host, which asks for the work.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from mpitrain.backend import CPU, Device
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.comm.job.clock import Offset, clock_offsets
 from mpitrain.comm.job.together import on_first
@@ -23,6 +25,9 @@ from mpitrain.parallel.gradients.timeline import KEPT, Span, Spans, StepTimes, T
 from mpitrain.train.observers.observer import Observer, Watched
 from mpitrain.train.trainer import UPDATE
 
+if TYPE_CHECKING:
+    from mpitrain.train.observers.device_spans import DeviceSpans
+
 ROWS = ("compute", "communication", "data", "optimizer", "evaluation", "checkpoint")    # rows of reading threads follow
 Event = dict[str, Any]
 
@@ -30,12 +35,18 @@ Event = dict[str, Any]
 class Profile(Observer):
     """Keeps spans and the times of buckets of the last steps, and writes the trace at the end, also of a run that is stopped."""
 
-    def __init__(self, timeline: Timeline, clocks: Channel, folder: RunFolder):
+    def __init__(self, timeline: Timeline, clocks: Channel, folder: RunFolder, device: Device = CPU):
         self.timeline, self.clocks, self.folder, self.spans = timeline, clocks, folder, Spans()
+        self.on_device: DeviceSpans | None = None
+        if device.name == "gpu":
+            from mpitrain.train.observers.device_spans import DeviceSpans  # a run on the host needs none
+            self.spans = self.on_device = DeviceSpans(device)
 
     def begin(self, run: Watched) -> None:
         self.tell = run.tell
         self.timeline.listener = self.spans
+        if self.on_device is not None:
+            self.timeline.landed = self.on_device.landed
 
     def finish(self, step: int) -> Mapping[str, Any]:
         trace = self.trace()
@@ -46,7 +57,11 @@ class Profile(Observer):
     def trace(self) -> dict[str, Any] | None:
         """It communicates. None on the other ranks."""
         groups = list(self.groups())
-        mine = {"spans": [span for group, times in groups for span in cut_update(group, times)],
+        spans = [span for group, times in groups for span in cut_update(group, times)]
+        if self.on_device is not None:
+            from mpitrain.train.observers.device_spans import launches
+            spans = [*launches(spans), *self.on_device.on_device()]
+        mine = {"spans": spans,
                 "buckets": [bucket for _, times in groups if times is not None for bucket in bucket_times(times)]}
         offsets = clock_offsets(self.clocks)
         events: list[Event] = []
