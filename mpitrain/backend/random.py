@@ -33,21 +33,24 @@ def stream_key(*parts: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def philox(key: int, low: Array, high: Array, xp: Any) -> tuple[Array, Array, Array, Array]:
-    """Four uint64 arrays holding 32-bit words, for counters whose low and high 64 bits are given as uint64 arrays."""
+def philox(key: Any, low: Array, high: Array, xp: Any) -> tuple[Array, Array, Array, Array]:
+    """Four uint64 arrays holding 32-bit words, for counters whose low and high 64 bits are given as uint64 arrays. The
+    key is a number, or an array (1,) that has it.
+    """
     mask = xp.uint64(MASK)
     shift = xp.uint64(32)
     c0, c1, c2, c3 = low & mask, low >> shift, high & mask, high >> shift
-    k0, k1 = key & MASK, key >> 32
+    key = xp.uint64(key) if isinstance(key, int) else key
+    k0, k1 = key & mask, key >> shift
     for _ in range(ROUNDS):
         a = c0 * xp.uint64(MULTIPLIERS[0])
         b = c2 * xp.uint64(MULTIPLIERS[1])
-        c0, c1, c2, c3 = ((b >> shift) ^ c1 ^ xp.uint64(k0), b & mask, (a >> shift) ^ c3 ^ xp.uint64(k1), a & mask)
-        k0, k1 = (k0 + WEYL[0]) & MASK, (k1 + WEYL[1]) & MASK
+        c0, c1, c2, c3 = ((b >> shift) ^ c1 ^ k0, b & mask, (a >> shift) ^ c3 ^ k1, a & mask)
+        k0, k1 = (k0 + xp.uint64(WEYL[0])) & mask, (k1 + xp.uint64(WEYL[1])) & mask
     return c0, c1, c2, c3
 
 
-def words(key: int, rows: Array, width: int, xp: Any) -> Array:
+def words(key: Any, rows: Array, width: int, xp: Any) -> Array:
     """uint32 (R, width): word j of row r is word j%4 of Philox at counter (j//4, rows[r]); `rows` is uint64 (R,)."""
     blocks = (width + 3) // 4
     low = xp.arange(blocks, dtype=xp.uint64)[None, :] + xp.zeros((len(rows), 1), dtype=xp.uint64)
@@ -56,7 +59,7 @@ def words(key: int, rows: Array, width: int, xp: Any) -> Array:
     return xp.stack(four, axis=-1).reshape(len(rows), blocks * 4)[:, :width].astype(xp.uint32)
 
 
-def words_at(key: int, rows: Array, places: Array, xp: Any) -> Array:
+def words_at(key: Any, rows: Array, places: Array, xp: Any) -> Array:
     """uint32 of the shape of `places`: those words of the rows, which broadcast against them."""
     four = philox(key, places >> xp.uint64(2), rows.astype(xp.uint64) + xp.zeros_like(places), xp)
     lane, found = places & xp.uint64(3), four[0]
@@ -83,8 +86,8 @@ class Scope:
         made.kept = self.kept
         return made
 
-    def key(self, layer: str) -> int:
-        """The key for this use of `layer`."""
+    def key(self, layer: str) -> Any:
+        """The key for this use of `layer`: a number, and while a device captures, an array (1,) that will have it."""
         use = self.uses.get(layer, 0)
         self.uses[layer] = use + 1
         return stream_key(self.seed, self.step, layer, use)

@@ -25,7 +25,7 @@ class Dropping:
     """
 
     rows: Array                                   # (B,) uint64
-    key: int
+    key: Any                                      # a number; on a device also an array (1,) uint64 that has it
     p: float
     part: int = 0
     firsts: Array | None = None                   # (B,) uint64

@@ -112,7 +112,7 @@ class SelfAttention(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float, dropout: float, key: int,
+    def forward(ctx: Context, qkv: Array, *, heads: int, causal: bool, scale: float, dropout: float, key: Any,
                 part: int, operands: str = "") -> Array:
         batch, length, width = qkv.shape
         ctx.heads, ctx.causal, ctx.scale, ctx.kernels = heads, causal, scale, flash_kernels(operands, qkv)

@@ -56,7 +56,7 @@ class Dropout(Function):
     floats = 4
 
     @staticmethod
-    def forward(ctx: Context, x: Array, residual: Array | None, *, p: float, key: int, part: int,
+    def forward(ctx: Context, x: Array, residual: Array | None, *, p: float, key: Any, part: int,
                 positions: Array | None) -> Array:
         rows, first = (current().rows(len(x), ctx.xp), part * (x.size // max(len(x), 1))) if positions is None else pieces(
             x, positions, ctx.xp)

@@ -86,7 +86,7 @@ class AddRowNorm(Function):
 
     @staticmethod
     def forward(ctx: Context, residual: Array, x: Array, weight: Array, bias: Array | None, *, eps: float, dropout: float,
-                key: int, part: int, positions: Array | None) -> tuple[Array, Array]:
+                key: Any, part: int, positions: Array | None) -> tuple[Array, Array]:
         dropping = None
         if dropout and x.size:
             rows, firsts = (current().rows(len(x), ctx.xp), None) if positions is None else pieces(x, positions, ctx.xp)

@@ -165,11 +165,12 @@ template <class S> struct Dropping {
     }
 };
 template <class S>
-__device__ __forceinline__ Dropping<S> dropping_of(const uint64 *rows, const uint64 *firsts, int64 key, int64 first, int64 head_words,
-                                                   int64 words, int64 least, double scale, int64 b, int64 h) {
+__device__ __forceinline__ Dropping<S> dropping_of(const uint64 *rows, const uint64 *firsts, const uint64 *stored, int64 key,
+                                                   int64 first, int64 head_words, int64 words, int64 least, double scale,
+                                                   int64 b, int64 h) {
     if (!rows) return {false, 0, 0, 0, 0, 0, (S)1};
-    return {true, (uint64)key, rows[b], (uint64)first + (firsts ? firsts[b] : 0) + (uint64)(h * head_words), (uint64)words, least,
-            (S)scale};
+    return {true, key_of(stored, key), rows[b], (uint64)first + (firsts ? firsts[b] : 0) + (uint64)(h * head_words),
+            (uint64)words, least, (S)scale};
 }
 
 /* What is dropped is 0, also where it was NaN. */

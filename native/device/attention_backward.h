@@ -23,9 +23,9 @@ __device__ __forceinline__ void weigh_gradient(const Known<S> &known, S scale, S
 
 #define BACKWARD(T, RESULTS) (VIEW(const T, q), VIEW(const T, k), VIEW(const T, v), VIEW(const T, grad), RESULTS, \
     const Sum<T> *__restrict__ tops, const Sum<T> *__restrict__ inverses, const Sum<T> *__restrict__ means, \
-    const uint64 *__restrict__ rows, const uint64 *__restrict__ firsts, int64 batches, int64 heads, int64 queries, int64 keys, \
-    int64 width, int64 values, int64 causal, int64 stream, int64 first_word, int64 head_words, int64 query_words, int64 least, \
-    double scale, double kept_scale)
+    const uint64 *__restrict__ rows, const uint64 *__restrict__ firsts, const uint64 *__restrict__ stored, int64 batches, \
+    int64 heads, int64 queries, int64 keys, int64 width, int64 values, int64 causal, int64 stream, int64 first_word, \
+    int64 head_words, int64 query_words, int64 least, double scale, double kept_scale)
 #define AND ,
 #define QUERIES(T) BACKWARD(T, VIEW(T, dq))
 #define KEYS(T) BACKWARD(T, VIEW(T, dk) AND VIEW(T, dv))
@@ -39,8 +39,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void query_gradients QU
     const int y = threadIdx.x / 16 * EACH, x = threadIdx.x % 16 * EACH;
     const Rows<const T> of_q = ROWS(q), of_k = ROWS(k), of_v = ROWS(v), of_grad = ROWS(grad);
     const Rows<T> result = ROWS(dq);
-    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least, kept_scale, b,
-                                                h);
+    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stored, stream, first_word, head_words, query_words, least,
+                                                kept_scale, b, h);
     Known<S> known[EACH];
 #pragma unroll
     for (int i = 0; i < EACH; ++i) known[i] = known_of(tops, inverses, means, head * queries + first + y + i, y + i < there);
@@ -83,8 +83,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void key_gradients KEYS
     const int64 first = blockIdx.x % tiles * SIDE, there = keys - first;
     const int y = threadIdx.x / 16 * EACH, x = threadIdx.x % 16 * EACH;
     const Rows<const T> of_q = ROWS(q), of_k = ROWS(k), of_v = ROWS(v), of_grad = ROWS(grad);
-    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least, kept_scale, b,
-                                                h);
+    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stored, stream, first_word, head_words, query_words, least,
+                                                kept_scale, b, h);
     Sums<S, WIDTH> k_sums, v_sums;
     k_sums.clear();
     v_sums.clear();
@@ -126,8 +126,8 @@ template <class T, int WIDTH> __device__ __forceinline__ void key_gradients KEYS
     if (dv) v_sums.template write<T>({to_v.first + first * to_v.step, to_v.step}, there, values, ones);
 }
 
-#define GIVEN(...) (ON(q), ON(k), ON(v), ON(grad), __VA_ARGS__, tops, inverses, means, rows, firsts, batches, heads, queries, keys, width, values, causal, stream, \
-    first_word, head_words, query_words, least, scale, kept_scale)
+#define GIVEN(...) (ON(q), ON(k), ON(v), ON(grad), __VA_ARGS__, tops, inverses, means, rows, firsts, stored, batches, heads, \
+    queries, keys, width, values, causal, stream, first_word, head_words, query_words, least, scale, kept_scale)
 #define OF_QUERIES GIVEN(ON(dq))
 #define OF_KEYS GIVEN(ON(dk), ON(dv))
 #define WIDE(WIDTH) \

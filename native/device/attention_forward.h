@@ -73,9 +73,10 @@ __device__ __forceinline__ void attend(Rows<const T> q, Rows<const T> k, Rows<co
 }
 
 #define FORWARD(T) (VIEW(const T, q), VIEW(const T, k), VIEW(const T, v), VIEW(T, out), Sum<T> *__restrict__ tops, \
-    Sum<T> *__restrict__ inverses, const uint64 *__restrict__ rows, const uint64 *__restrict__ firsts, int64 batches, \
-    int64 heads, int64 queries, int64 keys, int64 width, int64 values, int64 causal, int64 stream, int64 first_word, \
-    int64 head_words, int64 query_words, int64 least, double scale, double kept_scale)
+    Sum<T> *__restrict__ inverses, const uint64 *__restrict__ rows, const uint64 *__restrict__ firsts, \
+    const uint64 *__restrict__ stored, int64 batches, int64 heads, int64 queries, int64 keys, int64 width, int64 values, \
+    int64 causal, int64 stream, int64 first_word, int64 head_words, int64 query_words, int64 least, double scale, \
+    double kept_scale)
 
 template <class T, int WIDTH> __device__ __forceinline__ void forward FORWARD(T) {
     typedef Sum<T> S;
@@ -84,15 +85,15 @@ template <class T, int WIDTH> __device__ __forceinline__ void forward FORWARD(T)
     const int64 first = (tiles - 1 - blockIdx.x % tiles) * SIDE, row = head * queries + first;  // those that see most keys first
     const Rows<const T> of_q = ROWS(q);
     const Rows<T> of_out = ROWS(out);
-    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stream, first_word, head_words, query_words, least, kept_scale, b,
-                                                h);
+    const Dropping<S> dropping = dropping_of<S>(rows, firsts, stored, stream, first_word, head_words, query_words, least,
+                                                kept_scale, b, h);
     attend<T, WIDTH>({of_q.first + first * of_q.step, of_q.step}, ROWS(k), ROWS(v),
                      {of_out.first + first * of_out.step, of_out.step}, tops + row, inverses + row, dropping, first, queries, keys,
                      width, values, causal != 0, (S)scale);
 }
 
-#define ARGUMENTS (ON(q), ON(k), ON(v), ON(out), tops, inverses, rows, firsts, batches, heads, queries, keys, width, values, \
-    causal, stream, first_word, head_words, query_words, least, scale, kept_scale)
+#define ARGUMENTS (ON(q), ON(k), ON(v), ON(out), tops, inverses, rows, firsts, stored, batches, heads, queries, keys, width, \
+    values, causal, stream, first_word, head_words, query_words, least, scale, kept_scale)
 #define WIDE(WIDTH) \
     template <class T> __device__ __forceinline__ void attend_##WIDTH FORWARD(T) { forward<T, WIDTH> ARGUMENTS; } \
     VERSIONS(attend_##WIDTH, THREADS, FORWARD, ARGUMENTS)

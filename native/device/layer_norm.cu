@@ -151,10 +151,10 @@ template <class T> __device__ __forceinline__ void long_rows(Rows<T> r, int grou
 #define PARAMETERS(T) (const T *__restrict__ x, const T *__restrict__ added, T *__restrict__ total, \
     const Sum<T> *__restrict__ weight, const Sum<T> *__restrict__ bias, T *__restrict__ y, Sum<T> *__restrict__ means, \
     Sum<T> *__restrict__ inverses, double eps, int64 rows, int64 columns, int64 centred, const uint64 *__restrict__ samples, \
-    const uint64 *__restrict__ firsts, uint8 *__restrict__ bits, int64 key, int64 least, int64 first, int64 parts, double scale, \
-    int64 group)
+    const uint64 *__restrict__ firsts, uint8 *__restrict__ bits, const uint64 *__restrict__ stored, int64 key, int64 least, \
+    int64 first, int64 parts, double scale, int64 group)
 #define ROWS(T) Rows<T>{x, added, total, weight, bias, y, means, inverses, (Sum<T>)eps, (Sum<T>)scale, rows, columns, \
-                        centred != 0, false, false, {samples, firsts, bits, key, least, first, parts}}
+                        centred != 0, false, false, {samples, firsts, bits, key_of(stored, key), least, first, parts}}
 #define BOUNDS MOST, 2                                                /* blocks a multiprocessor: 128 registers at most */
 #define NORM(NAME, FUNCTION, T, SUFFIX) KERNEL(NAME##SUFFIX, BOUNDS, PARAMETERS(T)) { FUNCTION(ROWS(T), (int)group); }
 #define NORMS(NAME, FUNCTION) \

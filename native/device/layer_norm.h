@@ -66,13 +66,14 @@ void load_row(const T *row, bool here, int64 columns, int lane, int group, bool 
 struct Dropping {
     const uint64 *rows, *firsts;
     uint8 *bits;
-    int64 key, least, first, parts;
+    uint64 key;
+    int64 least, first, parts;
 
     /* Which of the 8 numbers of a row of `columns` from `at` on are kept. Columns come in eights. */
     __device__ __forceinline__ uint32 kept(int64 row, int64 at, int64 columns) const {
         const int64 sample = row >> 32 || parts >> 32 ? row / parts : (uint32)row / (uint32)parts;
         const uint64 from = (firsts ? firsts[sample] : (uint64)first) + (uint64)((row - sample * parts) * columns + at);
-        return kept_of_8((uint64)key, rows[sample], from, (uint64)least);
+        return kept_of_8(key, rows[sample], from, (uint64)least);
     }
 };
 template <class S> __device__ __forceinline__ void drop(S *v, uint32 kept, S factor) {

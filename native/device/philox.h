@@ -5,6 +5,9 @@
 
 struct Words { uint32 of[4]; };
 
+/* The key of a stream: the one that is stored, where there is one, which may be another at each launch of a graph. */
+__device__ __forceinline__ uint64 key_of(const uint64 *stored, int64 key) { return stored ? *stored : (uint64)key; }
+
 /* Words [4 block, 4 block + 4) of a row. */
 __device__ __forceinline__ Words philox(uint64 key, uint64 row, uint64 block) {
     uint32 c0 = (uint32)block, c1 = (uint32)(block >> 32), c2 = (uint32)row, c3 = (uint32)(row >> 32);

@@ -4,11 +4,13 @@
 enum { WIDE = 256 };
 
 /* out (rows, width): the first words of each row's stream; a thread makes the four of a counter. */
-KERNEL(random_words, WIDE, (uint32 *__restrict__ out, const uint64 *__restrict__ rows, int64 key, int64 height, int64 width)) {
+KERNEL(random_words, WIDE, (uint32 *__restrict__ out, const uint64 *__restrict__ rows,
+                            const uint64 *__restrict__ stored, int64 key, int64 height, int64 width)) {
     const int64 blocks = (width + 3) / 4, n = height * blocks;
+    const uint64 stream = key_of(stored, key);
     for (int64 i = blockIdx.x * (int64)WIDE + threadIdx.x; i < n; i += (int64)gridDim.x * WIDE) {
         const int64 row = i / blocks, block = i - row * blocks;
-        const Words made = philox((uint64)key, rows[row], (uint64)block);
+        const Words made = philox(stream, rows[row], (uint64)block);
         uint32 *to = out + row * width + 4 * block;
         if (width % 4 == 0) { *(uint4 *)to = make_uint4(made.of[0], made.of[1], made.of[2], made.of[3]); continue; }
 #pragma unroll

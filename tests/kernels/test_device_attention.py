@@ -63,12 +63,13 @@ def test_the_weights_that_are_dropped_are_the_hosts() -> None:
     rng = np.random.default_rng(2)
     q, k = rng.standard_normal((2, 2, 3, 37, 16)).astype("float32")
     values = np.broadcast_to(np.eye(37, dtype="float32"), (2, 3, 37, 37))
-    for dropping in (Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.4, 3), Dropping(np.array([0, 9], np.uint64), 1, 0.7)):
+    one, other = Dropping(np.array([5, 1 << 40], np.uint64), KEY, 0.4, 3), Dropping(np.array([0, 9], np.uint64), 1, 0.7)
+    for dropping, key in ((one, KEY), (other, 1), (one, put(np.array([KEY], np.uint64)))):
         host, out = np.empty((2, 3, 37, 37), "float32"), put(np.empty((2, 3, 37, 37), "float32"))
         flash_attention(q, k, values, host, 0.3, False, dropping)
         attend = version_of("flash_attention")
         assert attend is not None
-        attend(*map(put, (q, k, values)), out, 0.3, False, Dropping(put(dropping.rows), dropping.key, dropping.p, dropping.part))
+        attend(*map(put, (q, k, values)), out, 0.3, False, Dropping(put(dropping.rows), key, dropping.p, dropping.part))
         assert ((host == 0) == (out.get() == 0)).all() and 0.2 < (host == 0).mean() < 0.8
         np.testing.assert_allclose(out.get(), host, atol=1e-6)
 

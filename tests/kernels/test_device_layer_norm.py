@@ -72,9 +72,10 @@ def test_what_is_dropped_before_the_norm_is_what_dropout_drops(columns: int, dty
     _, put, _ = open_device(device)
     x, added, grad, around, weight, bias = numbers(dtype, 6, columns)
     rows = np.array([3, 1 << 40, 7], np.uint64)
-    for part, firsts in ((5, None), (0, np.array([8, 1 << 34, 3], np.uint64))):
+    stored = put(np.array([KEY], np.uint64))
+    for key, part, firsts in ((KEY, 5, None), (stored, 0, np.array([8, 1 << 34, 3], np.uint64))):
         here = Dropping(rows, KEY, 0.3, part, firsts)
-        there = Dropping(put(rows), KEY, 0.3, part, None if firsts is None else put(firsts))
+        there = Dropping(put(rows), key, 0.3, part, None if firsts is None else put(firsts))
         y, total, means, inverses, bits = row_norm(put(x), put(added), put(weight), put(bias), 1e-5, True, there)
         right = row_norm.reference(*double(x, added, weight, bias), 1e-5, True, here)
         np.testing.assert_array_equal(bits.get(), right[4])

@@ -27,6 +27,9 @@ def test_words_are_those_of_the_host(device: str) -> None:
         made = random_words(put(ROWS), KEY, width)
         assert type(made) is array and made.dtype == np.uint32
         np.testing.assert_array_equal(made.get(), random_words(ROWS, KEY, width))
+        stored = put(np.array([1, KEY], np.uint64))[1:]
+        np.testing.assert_array_equal(random_words(put(ROWS), stored, width).get(), made.get())
+        np.testing.assert_array_equal(random_words.reference(put(ROWS), stored, width).get(), made.get())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -56,6 +59,8 @@ def test_dropout_has_the_bits_of_the_host(device: str, dtype: str) -> None:
                 right, mask = dropout(x, ROWS, KEY, p, added, start)
                 np.testing.assert_array_equal(bits.get(), mask)
                 np.testing.assert_array_equal(y.get(), right)
+                stored = dropout(put(x), put(ROWS), put(np.array([KEY], np.uint64)), p, put(added), first)
+                np.testing.assert_array_equal(stored[1].get(), mask)
                 np.testing.assert_array_equal(dropout_grad(put(grad), bits, p).get(), dropout_grad(grad, mask, p))
 
 

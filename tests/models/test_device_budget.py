@@ -80,12 +80,12 @@ def test_the_step_of_gpt2_is_within_what_was_asked_for() -> None:
         assert micro_batch <= 400 and update <= 4
 
 
-@pytest.mark.parametrize("graph", ["off", "on"])
-def test_a_whole_step_brings_up_its_batch_and_down_a_loss_that_is_read_a_step_later(graph: str, monkeypatch: pytest.MonkeyPatch
-                                                                                   ) -> None:
-    """Loader, forward, backward, clipping, update; and the graph of a micro-batch is one launch."""
+@pytest.mark.parametrize(("graph", "dropout"), [("off", 0.0), ("on", 0.0), ("on", 0.1)])
+def test_a_whole_step_brings_up_its_batch_and_down_a_loss_that_is_read_a_step_later(
+        graph: str, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loader, forward, backward, clipping, update; the graph of a micro-batch is one launch, with keys of dropout brought up."""
     monkeypatch.setattr(namespace, "_cupy", lambda: (fakegpu.xp, ""))
-    load = Workload(lambda: MODELS["gpt"](2, 2, 16, 8, 32), 4, (8,), 32, 1, tokens=True)
+    load = Workload(lambda: MODELS["gpt"](2, 2, 16, 8, 32, dropout=dropout), 4, (8,), 32, 1, tokens=True)
     training = Training(load, start().comm, sections={"train": {"device": "gpu", "graph": graph},
                                                       "optimizer": {"clip_norm": 1.0}})
     training.run(4)

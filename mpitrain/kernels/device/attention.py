@@ -13,11 +13,11 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.device import device
 from mpitrain.kernels.device.code import DeviceFunction, Source, along_rows, computed, contiguous
+from mpitrain.kernels.device.random import key_of
 from mpitrain.kernels.dropout import WORDS, Dropping
-from mpitrain.kernels.random import signed
 
 ONCE, WIDTHS, THREADS = Source("attention"), (32, 64, 128, 256), 256
-_SIZES = "L?:b L?:b ib ih iq ik iw iv i i i i i i d d"                # of attention_forward.h's FORWARD, from `rows` on
+_SIZES = "L?:b L?:b L?:1 ib ih iq ik iw iv i i i i i i d d"                # of attention_forward.h's FORWARD, from `rows` on
 _GIVEN = "X~:bhqw X~:bhkw X~:bhkv X~:bhqv"
 
 
@@ -70,14 +70,15 @@ def _sizes(q: Array, k: Array, v: Array, causal: bool) -> tuple[int, ...]:
     return *q.shape[:3], k.shape[2], q.shape[3], v.shape[3], int(causal)
 
 
-def _words(q: Array, k: Array, dropping: Dropping | None) -> tuple[tuple[Any, Any], tuple[int, ...], float]:
-    """Of the dropping: (its rows and first words; where words are, and the least that keeps; the factor of what is kept)."""
+def _words(q: Array, k: Array, dropping: Dropping | None) -> tuple[tuple[Any, ...], tuple[int, ...], float]:
+    """Of the dropping: (rows, first words, stored key; key, where words are, the least that keeps; the factor of those)."""
     if dropping is None:
-        return (None, None), (0, 0, 0, 0, 0), 1.0
+        return (None, None, None), (0, 0, 0, 0, 0), 1.0
     first = dropping.first(q.shape[1] * q.shape[2] * k.shape[2])
     firsts, first = (None, first) if isinstance(first, int) else (contiguous(first), 0)
-    places = signed(dropping.key), first, *dropping.steps(q.shape[2], k.shape[2]), round(dropping.p * WORDS)
-    return (contiguous(dropping.rows), firsts), places, dropping.scale
+    stored, key = key_of(dropping.key)
+    places = key, first, *dropping.steps(q.shape[2], k.shape[2]), round(dropping.p * WORDS)
+    return (contiguous(dropping.rows), firsts, stored), places, dropping.scale
 
 
 def _rows_of_grid(x: Array) -> tuple[int]:

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.device import device
 from mpitrain.kernels.device.code import DeviceFunction, Source, computed, contiguous
+from mpitrain.kernels.device.random import key_of
 from mpitrain.kernels.dropout import WORDS, Dropping
 from mpitrain.kernels.layer_norm import Gradients, Normed, Outs
 from mpitrain.kernels.library import misfit
-from mpitrain.kernels.random import signed
 
 MOST, UNIT = 256, 8                               # layer_norm.h: threads of a block, numbers that a thread holds side by side
 MOST_UNITS = {8: 2}                               # that a thread holds of a row, by the bytes of a number; else 4
@@ -19,8 +19,8 @@ BLOCKS = 264                                      # that stay for gradients: two
 ROWS_A_SUM, TOTAL_WARPS = 64, 32                  # layer_norm_gradients.cu's MOST_ROWS_A_SUM and TOTAL_WARPS
 FORWARD, BACKWARD = Source("layer_norm"), Source("layer_norm_gradients")
 UNITS = {1: "1", 2: "2", 4: "4", 0: "long"}       # the kernels, by the units that a thread holds: see Plan
-_norms = {units: FORWARD.function(f"row_norm_{name}", (
-    "X:rn X?:rn X?!:rn S:n S?:n X!:rn S!:r S!:r d ir in i L?:r/p L?:r/p B?!:rn/8 i i i ip d i")) for units, name in UNITS.items()}
+_NORM = "X:rn X?:rn X?!:rn S:n S?:n X!:rn S!:r S!:r d ir in i L?:r/p L?:r/p B?!:rn/8 L?:1 i i i ip d i"
+_norms = {units: FORWARD.function(f"row_norm_{name}", _NORM) for units, name in UNITS.items()}
 _gradients = {units: BACKWARD.function(f"row_gradients_{name}", (
     "X:rn X:rn S:n X?:rn S:r S:r X?!:rn S?!:2bn B?:rn/8 X?!:rn d ir in ib i i")) for units, name in {**UNITS, -1: "sums"}.items()}
 _totals = {name: BACKWARD.function(f"column_totals_{name}", f"{letter}:2rn {letter}!:n {letter}!:n ir in")
@@ -58,7 +58,7 @@ def row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, e
     xp, x, made_in = array_module(x), contiguous(x), computed(x.dtype)
     y, means, inverses = xp.empty(x.shape, x.dtype), xp.empty(len(x), made_in), xp.empty(len(x), made_in)
     total = x if added is None else xp.empty(x.shape, x.dtype)
-    drops: tuple[Any, ...] = (None, None, None, 0, 0, 0, 1, 0.0)
+    drops: tuple[Any, ...] = (None, None, None, None, 0, 0, 0, 1, 0.0)
     if dropping is not None and added is not None:
         drops = _dropped(dropping, x)
     if x.size:
@@ -70,14 +70,14 @@ def row_norm(x: Array, added: Array | None, weight: Array, bias: Array | None, e
 
 
 def _dropped(dropping: Dropping, x: Array) -> tuple[Any, ...]:
-    """What the kernel takes of it: rows of samples, their first words, bits to write, key, least, first word, parts, scale."""
+    """What the kernel takes of it: rows, first words, bits to write, stored key, key, least, first word, parts, factor."""
     if x.shape[1] % 8:
         misfit("row_norm with dropout, in parts of 8", x)
     samples = max(len(dropping.rows), 1)
     first = dropping.first(x.size // samples)
     bits = array_module(x).empty((len(dropping.rows), x.size // (8 * samples)), "uint8")
     firsts, first = (None, first) if isinstance(first, int) else (contiguous(first), 0)
-    return (contiguous(dropping.rows), firsts, bits, signed(dropping.key), round(dropping.p * WORDS), first,
+    return (contiguous(dropping.rows), firsts, bits, *key_of(dropping.key), round(dropping.p * WORDS), first,
             max(len(x) // samples, 1), dropping.scale)
 
 

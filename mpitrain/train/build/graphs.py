@@ -18,7 +18,8 @@ def capture(pipeline: Pipeline, config: Config, device: Device, policy: Policy) 
     if not why_not:
         def forward(x: Array, y: Array) -> Tensor:
             return pipeline.loss_of(pipeline.stage.chunks[0](pipeline.feed.here(x)), y)
-        pipeline.graphs = Graphs(device, pipeline.feed, policy.reducer, forward, wanted=config.train.graph == "on")
+        pipeline.graphs = Graphs(device, pipeline.feed, policy.reducer, forward, wanted=config.train.graph == "on",
+                                 seed=pipeline.seed)
         pipeline.graphs.scale = pipeline.scale
     elif config.train.graph == "on":
         raise ConfigError(f'train.graph = "on", but {why_not}; set train.graph = "off"')
