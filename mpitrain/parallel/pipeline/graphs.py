@@ -129,7 +129,7 @@ class Graphs:
     @property
     def pools(self) -> list[Any]:
         """The pools of memory of the graphs."""
-        return [captured.pool for captured in self._known.values() if captured is not None]
+        return [] if self._room is None else [self._room[0]]
 
     def run(self, micro: MicroBatch, total: Callable[[], float]) -> Array | None:
         """The loss, once the graph has been launched and the hooks have been called; None: the micro-batch is to be run as ever.
