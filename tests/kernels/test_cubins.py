@@ -18,7 +18,8 @@ SOURCES = sorted(path.stem for path in device_folder().glob("*.cu"))
 
 
 @pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [pytest.param(name, marks=[pytest.mark.slow] * (name != "sm_90"))
+                                          for name in ARCHITECTURES])
 def test_a_source_compiles_without_warnings_and_its_kernels_spill_nothing(source: str, architecture: str) -> None:
     cubin, kernels, warnings = compiled(device_folder() / f"{source}.cu", architecture)
     assert cubin[:4] == b"\x7fELF" and kernels and not warnings
