@@ -44,6 +44,7 @@ def test_numbers_are_those_of_the_host(device: str, fill: Any) -> None:
         np.testing.assert_allclose(made, fill.reference(np.empty(n), KEY, start), atol=1e-13)
 
 
+@pytest.mark.skipif(kind() == "numpy", reason="without compiled loops the host makes all words before the first, 64 GiB of them")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_dropout_has_the_bits_of_the_host(device: str, dtype: str) -> None:
