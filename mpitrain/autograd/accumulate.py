@@ -19,7 +19,7 @@ def accumulate(node: Context, output: int, grad: Array) -> None:
     before, node.grads[output] = node.grads[output], None
     if before is None:
         node.grads[output] = grad
-    elif getrefcount(before) == ONE and is_private(before):
+    elif getrefcount(before) == ONE and is_private(before, gaps=True):
         before += grad
         node.grads[output] = before
     else:
@@ -34,14 +34,23 @@ def _count_of_one() -> int:
 ONE = _count_of_one()                                 # The reference count of an object that one local variable holds.
 
 
-def is_private(array: Array) -> bool:
-    """True where memory that is shown by `array`, and by no other variable, is whole, writable, and nobody else's."""
+def is_private(array: Array, gaps: bool = False) -> bool:
+    """True where memory that is shown by `array`, and by no other variable, is whole, writable, and nobody else's. With `gaps`, a
+    device's may be the first columns of a wider matrix, as logits of a vocabulary are."""
     flags = array.flags
     if type(array) is not np.ndarray:                 # CuPy's views keep the array that has the memory, too
-        return bool(flags.c_contiguous) and (
+        return (bool(flags.c_contiguous) or (gaps and _by_rows(array))) and (
             bool(flags.owndata) or (type(array.base) is type(array) and getrefcount(array.base) == ONE))
     return flags.c_contiguous and flags.writeable and (
         flags.owndata or (type(array.base) is np.ndarray and array.base.flags.owndata and getrefcount(array.base) == ONE))
+
+
+def _by_rows(array: Array) -> bool:
+    """Whether rows are without gaps, in order, and evenly apart: no number of memory is there twice."""
+    sizes, steps = array.shape, array.strides
+    if array.ndim < 2 or steps[-1] != array.itemsize or steps[-2] < sizes[-1] * array.itemsize:
+        return False
+    return all(step == size * inner for step, size, inner in zip(steps[:-2], sizes[1:-1], steps[1:-1]))
 
 
 def add_to_leaf(leaf: Tensor, contribution: Array, ours: bool) -> None:

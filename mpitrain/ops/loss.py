@@ -48,7 +48,7 @@ class CrossEntropy(Function):
         smoothing, ignore, shape = ctx.smoothing, ctx.ignore, ctx.shape
         own = not ctx.keeps_logits
         ctx.release()                             # the gradient is written over exponentials, or logits that nobody else has
-        own = own or (getrefcount(kept) == ONE and is_private(kept))
+        own = own or (getrefcount(kept) == ONE and is_private(kept, gaps=True))
         kept = kept.reshape(labels.size, shape[-1])
         return rows.cross_entropy_grad(kept, labels, totals, smoothing, ignore, grad, own).reshape(shape), None
 

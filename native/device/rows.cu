@@ -44,10 +44,12 @@ template <class T> __device__ __forceinline__ void log_softmax_grad(const T *y, 
 
 /* losses = log sum exp(x) - (1 - smoothing) x[label] - smoothing mean(x), from x less the largest of its row: the digits of the
    rest would drown in that. tops and totals, where given, get that largest and the sum of exp(x - largest). The loss of a label
-   that is not in 0 ... n - 1 is NaN; that of `ignored`, where `ignoring`, 0, and its row is not read. */
+   that is not in 0 ... n - 1 is NaN; that of `ignored`, where `ignoring`, 0, and its row is not read. Rows of x lie `step` numbers
+   apart: what is between them is not read. */
 template <class T>
-__device__ __forceinline__ void cross_entropy(const T *x, const int64 *labels, Sum<T> *losses, Sum<T> *tops, Sum<T> *totals,
-                                              double smoothing, int64 ignoring, int64 ignored, int64 rows, int64 n) {
+__device__ __forceinline__ void cross_entropy(const T *x, int64 step, const int64 *labels, Sum<T> *losses, Sum<T> *tops,
+                                              Sum<T> *totals, double smoothing, int64 ignoring, int64 ignored, int64 rows,
+                                              int64 n) {
     typedef Sum<T> S;
     EACH_ROW(row) {
         const int64 label = labels[row];
@@ -55,7 +57,7 @@ __device__ __forceinline__ void cross_entropy(const T *x, const int64 *labels, S
             if (threadIdx.x == 0) losses[row] = 0;
             continue;
         }
-        const T *line = x + row * n;
+        const T *line = x + row * step;
         const S first = of(line[0]), base = first - first == 0 ? first : S(0);      // near the others: the mean keeps its digits
         S sum = 0;
         const Exponentials<S> found = smoothing != 0 ? exponentials(line, n, S(1), [&](S v) { sum += v - base; })
@@ -72,20 +74,20 @@ __device__ __forceinline__ void cross_entropy(const T *x, const int64 *labels, S
 
 /* The gradient of the losses times *scale, from the same arguments; dx may be x. It is NaN where the loss is. */
 template <class T>
-__device__ __forceinline__ void cross_entropy_grad(const T *x, T *dx, const int64 *labels, const Sum<T> *tops,
-                                                   const Sum<T> *totals, const Sum<T> *scale, double smoothing, int64 ignoring,
-                                                   int64 ignored, int64 rows, int64 n) {
+__device__ __forceinline__ void cross_entropy_grad(const T *x, int64 step, T *dx, int64 to_step, const int64 *labels,
+                                                   const Sum<T> *tops, const Sum<T> *totals, const Sum<T> *scale,
+                                                   double smoothing, int64 ignoring, int64 ignored, int64 rows, int64 n) {
     typedef Sum<T> S;
     const S factor = *scale, uniform = S(smoothing / double(n)) * factor, own = S(1 - smoothing) * factor;
     EACH_ROW(row) {
         const int64 label = labels[row];
-        T *to = dx + row * n;
+        T *to = dx + row * to_step;
         if (ignoring && label == ignored) {
             clear(to, n);
             continue;
         }
         const S top = tops[row], share = 0 <= label && label < n ? factor / totals[row] : not_a_number<S>();
-        walk<2>(x + row * n, (const T *)nullptr, to, n, [&](int i, S v, S) {
+        walk<2>(x + row * step, (const T *)nullptr, to, n, [&](int i, S v, S) {
             const S by = exponential(v - top) * share - uniform;
             return i == label ? by - own : by;
         });
@@ -94,15 +96,16 @@ __device__ __forceinline__ void cross_entropy_grad(const T *x, T *dx, const int6
 
 #define ONE(T) (const T *x, T *y, int64 rows, int64 n)
 #define TWO(T) (const T *y, const T *g, T *dx, int64 rows, int64 n)
-#define LOSS(T) (const T *__restrict__ x, const int64 *__restrict__ labels, Sum<T> *__restrict__ losses, \
+#define LOSS(T) (const T *__restrict__ x, int64 step, const int64 *__restrict__ labels, Sum<T> *__restrict__ losses, \
                  Sum<T> *__restrict__ tops, Sum<T> *__restrict__ totals, double smoothing, int64 ignoring, int64 ignored, \
                  int64 rows, int64 n)
-#define LOSS_GRAD(T) (const T *x, T *dx, const int64 *__restrict__ labels, const Sum<T> *__restrict__ tops, \
-                      const Sum<T> *__restrict__ totals, const Sum<T> *__restrict__ scale, double smoothing, int64 ignoring, \
-                      int64 ignored, int64 rows, int64 n)
+#define LOSS_GRAD(T) (const T *x, int64 step, T *dx, int64 to_step, const int64 *__restrict__ labels, \
+                      const Sum<T> *__restrict__ tops, const Sum<T> *__restrict__ totals, const Sum<T> *__restrict__ scale, \
+                      double smoothing, int64 ignoring, int64 ignored, int64 rows, int64 n)
 ROW_VERSIONS(softmax, ONE, (x, y, rows, n))
 ROW_VERSIONS(log_softmax, ONE, (x, y, rows, n))
 ROW_VERSIONS(softmax_grad, TWO, (y, g, dx, rows, n))
 ROW_VERSIONS(log_softmax_grad, TWO, (y, g, dx, rows, n))
-ROW_VERSIONS(cross_entropy, LOSS, (x, labels, losses, tops, totals, smoothing, ignoring, ignored, rows, n))
-ROW_VERSIONS(cross_entropy_grad, LOSS_GRAD, (x, dx, labels, tops, totals, scale, smoothing, ignoring, ignored, rows, n))
+ROW_VERSIONS(cross_entropy, LOSS, (x, step, labels, losses, tops, totals, smoothing, ignoring, ignored, rows, n))
+ROW_VERSIONS(cross_entropy_grad, LOSS_GRAD, (x, step, dx, to_step, labels, tops, totals, scale, smoothing, ignoring, ignored, \
+                                             rows, n))

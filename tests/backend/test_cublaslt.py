@@ -22,7 +22,9 @@ from mpitrain.backend.cublaslt import CublasLt
 from mpitrain.backend.runtime import Operand, ProductForm
 from mpitrain.errors import ShapeError
 from mpitrain.kernels.device.product import multiply
+from mpitrain.kernels.linear import linear, linear_gradients
 from mpitrain.kernels.product import product, products
+from mpitrain.kernels.rows import cross_entropy, cross_entropy_grad
 
 DTYPES = {"float32": np.dtype("float32"), "float64": np.dtype("float64"), "float16": np.dtype("float16"),
           "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -160,6 +162,26 @@ def test_parts_of_sums_are_added_in_float32_whatever_the_result_is_written_in(li
     for out in ("bfloat16", "float32"):
         multiply(numbers(8, 16, dtype="bfloat16"), numbers(16, 8, dtype="bfloat16"), out=numbers(8, 8, dtype=out))
     assert [found.get(3) for found in library.preferences] == [2, None]       # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE alone
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_all_three_products_of_an_odd_vocabulary_have_aligned_rows(library: FakeCublasLt, dtype: str) -> None:
+    """Of GPT-2's head and its loss, as 50,257 is odd: tensor cores load 16 bytes at once where rows begin at such places."""
+    x, weight, labels = numbers(16, 24, dtype=dtype), numbers(1031, 24, dtype=dtype, seed=1), put(np.arange(16))
+    logits, _ = linear(x, weight, None, None, True)
+    close(logits, wide(x) @ wide(weight).T, dtype)
+    _, kept, totals = cross_entropy(logits, labels, 0.0, None, True)
+    assert kept is logits
+    grad = cross_entropy_grad(kept, labels, totals, 0.0, None, put(np.ones((), "float32")))
+    by_weight = numbers(1031, 24)
+    with counted() as counts:
+        _, by_x = linear_gradients(grad, None, x, weight, None, None, by_weight, True)
+    assert not counts.n_launches, "nothing is copied: cuBLASLt's launches are not the stand-in's"
+    close(by_x, wide(grad) @ wide(weight), dtype)
+    close(by_weight, wide(grad).T @ wide(x), "float32")
+    layouts = [of for of in library.objects.values() if of["kind"] == "layout"]
+    assert len(layouts) == 9 and 1088 in {of["ld"] for of in layouts} and all(of["ld"] % 8 == 0 for of in layouts)
+    assert {found[place] % 16 for found in library.preferences for place in (5, 6, 7, 8)} == {0}          # alignments
 
 
 def test_operands_are_rounded_on_a_device_too(way: Any) -> None:

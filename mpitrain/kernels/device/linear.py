@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from mpitrain.backend.namespace import Array
+from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.device import device
+from mpitrain.kernels.device.code import aligned_rows
 from mpitrain.kernels.device.product import multiply
 from mpitrain.kernels.pointwise import ACTIVATIONS, Activation
 from mpitrain.kernels.sums import column_sums
@@ -12,12 +13,14 @@ from mpitrain.kernels.sums import column_sums
 @device("linear")
 def linear(x: Array, weight: Array, bias: Array | None, activation: Activation | None, training: bool
            ) -> tuple[Array, Array | None]:
-    """One launch, and one more with an activation; but for an answer that no gradient follows GELU by tanh is in the first."""
+    """One launch, and one more with an activation; but for an answer that no gradient follows GELU by tanh is in the first. Rows
+    of an answer without an activation, such as logits of a vocabulary, begin at multiples of 16 bytes (`aligned_rows`)."""
     if activation is not None and not training and activation is ACTIVATIONS["gelu_tanh"]:
         made = multiply(x, weight.T, bias, ending="gelu_tanh")
         if made is not None:
             return made, None
-    made = multiply(x, weight.T, bias)
+    out = aligned_rows(array_module(x), len(x), len(weight), x.dtype) if activation is None else None
+    made = multiply(x, weight.T, bias, out)
     assert made is not None
     return (made, None) if activation is None else activation.forward(made, ours=True, training=training)
 

@@ -7,7 +7,7 @@ from typing import Any
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.runtime import Grid
 from mpitrain.kernels.device import device
-from mpitrain.kernels.device.code import Source, computed, contiguous
+from mpitrain.kernels.device.code import Source, aligned_rows, along_rows, computed, contiguous
 
 SOURCE = Source("rows")
 MOST, AT_A_TIME = 256, 4               # threads of a block (row.h's ROW_THREADS), and vectors of 16 bytes that each of them reads
@@ -38,8 +38,8 @@ _of_rows("log_softmax", "X:rn X!:rn ir in")
 _of_rows("softmax_grad", "X:rn X:rn X!:rn ir in")
 _of_rows("log_softmax_grad", "X:rn X:rn X!:rn ir in")
 
-_cross_entropy = SOURCE.function("cross_entropy", "X:rn L:r S!:r S?!:r S?!:r d i i ir in")
-_cross_entropy_grad = SOURCE.function("cross_entropy_grad", "X:rn X!:rn L:r S:r S:r S:1 d i i ir in")
+_cross_entropy = SOURCE.function("cross_entropy", "X~:rn L:r S!:r S?!:r S?!:r d i i ir in")
+_cross_entropy_grad = SOURCE.function("cross_entropy_grad", "X~:rn X!~:rn L:r S:r S:r S:1 d i i ir in")
 
 
 def _ignored(ignore: int | None) -> tuple[int, int]:
@@ -50,8 +50,8 @@ def _ignored(ignore: int | None) -> tuple[int, int]:
 def cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int | None,
                   training: bool) -> tuple[Array, Array, Array]:
     """(losses, the logits, (2, R): the largest of each row, and the sum of exp(logit - largest)): no exponential is kept, since
-    the gradient's kernel computes them faster than it would read them."""
-    logits, xp = contiguous(logits), array_module(logits)
+    the gradient's kernel computes them faster than it would read them. Rows of logits may have gaps between them."""
+    logits, xp = along_rows(logits), array_module(logits)
     rows = len(logits)
     losses = xp.empty(rows, computed(logits.dtype))
     kept = xp.empty((2, rows if training else 0), losses.dtype)
@@ -67,7 +67,7 @@ def cross_entropy(logits: Array, labels: Array, smoothing: float, ignore: int | 
 @device("cross_entropy_grad")
 def cross_entropy_grad(logits: Array, labels: Array, kept: Array, smoothing: float, ignore: int | None, grad: Array,
                        own: bool = True) -> Array:
-    result: Any = logits if own else array_module(logits).empty(logits.shape, logits.dtype)
+    result: Any = logits if own else aligned_rows(array_module(logits), len(logits), logits.shape[1], logits.dtype)
     if logits.size:
         _cross_entropy_grad(*by_rows(len(logits), logits.nbytes), logits, result, contiguous(labels), kept[0], kept[1],
                             contiguous(grad, kept.dtype), smoothing, *_ignored(ignore), *logits.shape)

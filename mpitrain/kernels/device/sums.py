@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.kernels.device import device
-from mpitrain.kernels.device.code import Source, computed, contiguous
+from mpitrain.kernels.device.code import Source, along_rows, computed
 
 SOURCE, WIDE, ROWS = Source("sums"), 256, 64                          # sums.cu's WIDE and ROWS_A_BLOCK
 MOST_Y = 65535                                                        # of a grid's second size
-_row_partials = SOURCE.function("row_partials", "X:rn S!:bn ir in ib")
+_row_partials = SOURCE.function("row_partials", "X~:rn S!:bn ir in ib")
 _sum_partials = SOURCE.function("sum_partials", "X!:n S:rn ir in")
 
 
@@ -22,7 +22,7 @@ def sum_partials(partial: Array, out: Array) -> None:
 
 @device("column_sums")
 def column_sums(x: Array, out: Array) -> Array:
-    x = contiguous(x)
+    x = along_rows(x)
     rows, columns = x.shape
     blocks = -(-rows // ROWS)
     partial = array_module(x).empty((blocks, columns), computed(x.dtype))
