@@ -5,8 +5,8 @@ from them, and, by a stand-in that computes what a graph says, the operands, key
 for them, and that float32 gradients of 16-bit images are among them (where they are not, a 16-bit gradient is converted).
 
 Images (N, C, H, W) go as they lie: without gaps, or without gaps as (N, H, W, C), and what comes out lies so too. Only plans
-that give the same bits each time are taken; in float32, none that rounds operands to TF32 or computes by Winograd's or Fourier's
-transforms.
+that give the same bits each time are taken; in float32, none that computes by Winograd's or Fourier's transforms, or has
+operands of fewer bits, but for TF32 where that is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from mpitrain.backend.namespace import Array, array_module
 
 FORMATS = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
 NEVER = ("NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION")
-NEVER_IN_FLOAT32 = ("TENSOR_CORE", "DOWN_CONVERT_INPUTS", "WINOGRAD", "FFT")
+NEVER_IN_TF32 = "DOWN_CONVERT_INPUTS", "WINOGRAD", "FFT"        # tensor cores take float32 as TF32: what is converted is less
+NEVER_IN_FLOAT32 = "TENSOR_CORE", *NEVER_IN_TF32
 FIRST, SECOND, RESULT = 1, 2, 3                   # numbers of the operands in a graph
 Shape = tuple[int, ...]
 
@@ -46,6 +47,7 @@ class Key(NamedTuple):
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
+    operands: str = ""                            # "tf32": products of float32 may have 10 bits of fraction
 
 
 PORTS = {"conv_fprop": ("image", "weight"), "conv_dgrad": ("loss", "filter"), "conv_wgrad": ("image", "loss")}
@@ -66,9 +68,10 @@ def graph_of(cudnn: Any, key: Key, handle: Any = None) -> Any:
     return graph
 
 
-def notes_of(cudnn: Any, dtype: str) -> list[Any]:
+def notes_of(cudnn: Any, dtype: str, operands: str = "") -> list[Any]:
     """What a plan for operands of that dtype may not be."""
-    return [getattr(cudnn.numerical_note, name) for name in (*NEVER, *(NEVER_IN_FLOAT32 if dtype == "float32" else ()))]
+    more = () if dtype != "float32" else NEVER_IN_TF32 if operands == "tf32" else NEVER_IN_FLOAT32
+    return [getattr(cudnn.numerical_note, name) for name in (*NEVER, *more)]
 
 
 class Cupy:
@@ -107,28 +110,29 @@ class Convolutions:
     def takes(self, dtype: Any) -> bool:
         return dtype.name in FORMATS
 
-    def convolve(self, x: Array, weight: Array, shape: Shape, window: Any) -> Array | None:
+    def convolve(self, x: Array, weight: Array, shape: Shape, window: Any, operands: str = "") -> Array | None:
         """y of that shape from x and weight, without a bias."""
-        return self._product("conv_fprop", x, weight, shape, window)
+        return self._product("conv_fprop", x, weight, shape, window, operands)
 
-    def adjoint(self, y: Array, weight: Array, shape: Shape, window: Any) -> Array | None:
+    def adjoint(self, y: Array, weight: Array, shape: Shape, window: Any, operands: str = "") -> Array | None:
         """x of that shape from y and weight, without a bias."""
-        return self._product("conv_dgrad", y, weight, shape, window)
+        return self._product("conv_dgrad", y, weight, shape, window, operands)
 
-    def gradient(self, x: Array, y: Array, shape: Shape, window: Any) -> Array | None:
+    def gradient(self, x: Array, y: Array, shape: Shape, window: Any, operands: str = "") -> Array | None:
         """The kernel's gradient, of that shape, in float32 whatever x."""
-        found = self._product("conv_wgrad", x, y, shape, window, "float32")
+        found = self._product("conv_wgrad", x, y, shape, window, operands, "float32")
         if found is None and x.dtype.name != "float32":
             found = self._product("conv_wgrad", x, y, shape, window)
         return None if found is None else found.astype("float32", copy=False)
 
-    def _product(self, product: str, first: Array, second: Array, shape: Shape, window: Any, dtype: str = "") -> Array | None:
+    def _product(self, product: str, first: Array, second: Array, shape: Shape, window: Any, operands: str = "",
+                 dtype: str = "") -> Array | None:
         xp, name = array_module(first), first.dtype.name
         last = is_channels_last(first)
         first, second = laid(first, last), laid(second, last)
         result = Operand.of(shape, dtype or name, last)
         key = Key(product, Operand.of(first.shape, name, last), Operand.of(second.shape, name, last), result, window.stride,
-                  window.padding, window.dilation)
+                  window.padding, window.dilation, operands)
         ordinal = self.device.ordinal()
         graph = self._graph(ordinal, key)
         if graph is None:
@@ -148,7 +152,7 @@ class Convolutions:
             graph.validate()
             graph.build_operation_graph()
             graph.create_execution_plans([self.cudnn.heur_mode.A, self.cudnn.heur_mode.FALLBACK])
-            graph.deselect_numeric_notes(notes_of(self.cudnn, key.first.dtype))
+            graph.deselect_numeric_notes(notes_of(self.cudnn, key.first.dtype, key.operands))
             graph.check_support()
             graph.build_plans()
         except self.cudnn.cudnnGraphNotSupportedError:

@@ -2,6 +2,7 @@
 
 With train.precision = "bfloat16" or "float16", a device computes in that format of 16 bits beside values, gradients and optimizer
 state of float32. On the host "bfloat16" is a format of the operands of matrix products alone, and arrays are float32.
+So is "tf32" on a device, and nothing at all on the host: it is float32 whose products have 10 bits of fraction.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import numpy as np
 from mpitrain.errors import ConfigError, nearest
 
 FLOATS: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "float64": np.dtype(np.float64),
-                                    "bfloat16": np.dtype(np.float32), "float16": np.dtype(np.float32)}
+                                    "bfloat16": np.dtype(np.float32), "float16": np.dtype(np.float32),
+                                    "tf32": np.dtype(np.float32)}
 """The dtype of values, gradients and optimizer state, by precision."""
 
 HALF = ("bfloat16", "float16")
@@ -22,7 +24,8 @@ HALF_CHARS = "eE"                            # float16's character, and that of 
 
 
 def float_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of the values of a precision named in a config: "float32", "float64", "bfloat16" or "float16"."""
+    """The dtype of the values of a precision named in a config: "float32", "float64", "bfloat16", "float16" or
+    "tf32"."""
     if name not in FLOATS:
         raise ConfigError(f'unknown precision "{name}"{nearest(name, FLOATS)}')
     return FLOATS[name]
@@ -31,6 +34,11 @@ def float_dtype(name: str) -> np.dtype[Any]:
 def is_mixed(name: str, on_gpu: bool) -> bool:
     """Whether activations have 16 bits, beside values of float32."""
     return on_gpu and name in HALF
+
+
+def product_format(name: str, on_gpu: bool) -> str:
+    """The format that products of a precision round their operands to; "" for that of the arrays."""
+    return name if name == ("tf32" if on_gpu else "bfloat16") else ""
 
 
 def compute_dtype(name: str, device: Any) -> np.dtype[Any]:

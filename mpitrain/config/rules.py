@@ -84,9 +84,9 @@ def same_bits(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]
 
 def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
     way = config.optimizer.offload
-    if config.train.precision == "float16" and not on_gpu:
-        yield ConfigError('train.precision = "float16" is for train.device = "gpu", found "cpu"; set train.precision = '
-                          '"float32"')
+    if config.train.precision in ("float16", "tf32") and not on_gpu:
+        yield ConfigError(f'train.precision = "{config.train.precision}" is for train.device = "gpu", found "cpu"; set '
+                          'train.precision = "float32"')
     if config.train.graph == "on" and not on_gpu:
         yield ConfigError('train.graph = "on" captures graphs of train.device = "gpu", found "cpu"; set train.graph = "off"')
     if config.comm.library != "mpi":

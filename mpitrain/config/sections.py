@@ -104,7 +104,7 @@ class TrainConfig:
     label_smoothing: float = 0.0
     metrics: tuple[str | dict[str, Any], ...] = ()      # of evaluations: names, or tables of a name and arguments
     device: Literal["cpu", "gpu", "auto"] = "cpu"
-    precision: Literal["float32", "float64", "bfloat16", "float16"] = "float32"     # of 16 bits: activations, on a GPU; see rules
+    precision: Literal["float32", "float64", "bfloat16", "float16", "tf32"] = "float32"     # of 16 bits: activations, on a GPU
     graph: Literal["auto", "on", "off"] = "auto"        # a micro-batch is one captured graph of the device, where it can be
     reproducible: Literal["run", "layout"] = "run"      # "layout": the same bits on any number of ranks
     # A step whose loss or gradient is not finite ends the run, or is left out, alone or with all steps since the last checkpoint.

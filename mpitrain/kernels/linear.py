@@ -24,7 +24,7 @@ IN_C = {activation.number: activation for activation in ACTIVATIONS.values() if 
 def suits(x: Array, weight: Array, activation: Activation | None, operands: str) -> bool:
     """Whether all three products of a layer are ours at the shapes of x (M, K) and weight (N, K), and the activation is in C; on
     a device, whether it has products of them."""
-    if type(x) is not np.ndarray and not operands and on_device(x, weight):
+    if type(x) is not np.ndarray and operands in ("", "tf32") and on_device(x, weight):
         return x.size > 0 and weight.size > 0 and x.dtype == weight.dtype
     rows, inputs = x.shape
     outputs = len(weight)
@@ -144,7 +144,7 @@ _scratch = Scratch()                            # C packs the blocks of a produc
 
 linear = Kernel("linear", _linear, host=_linear_host)
 """(y, what the gradient needs of the activation or None) from (x, weight, bias or None, activation or None, whether the gradient
-will be wanted)."""
+will be wanted); on a device, the format that operands are rounded to may follow."""
 
 linear_gradients = Kernel("linear_gradients", _gradients, host=_gradients_host)
 """(gradient of the product, of x or None) from (grad of y, what was kept, x, weight, activation or None, memory for the gradients

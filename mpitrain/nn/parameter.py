@@ -185,7 +185,8 @@ class Described(Checked, Tensor):
 class Parameter(Described):
     """A trained leaf. ``decay=False``: never weight-decayed, whatever the optimizer is told.
 
-    `operands` "bfloat16" lets matrix products with it round what they multiply; set by the storage of a model in that precision.
+    `operands`, "bfloat16" on the host or "tf32" on a device, lets matrix products with it round what they multiply; set by the
+    storage of a model in that precision.
     `twin_of` is the name of another parameter whose values this one always has: see `Sequential.untie`.
 
     On a device `array` may be a copy in 16 bits, rounded from `master` after each change, whose gradient has the master's format.

@@ -21,6 +21,7 @@ from weakref import ref
 import numpy as np
 
 from mpitrain.backend import CPU, Array, Device, compute_dtype, float_dtype, is_array
+from mpitrain.backend.dtype import product_format
 from mpitrain.errors import ShapeError
 from mpitrain.nn.parameter import Parameter
 
@@ -74,7 +75,7 @@ class FlatLayout:
         self.compute_dtype = compute_dtype(dtype, device)         # of activations, and of copies of parameters if it has 16 bits
         self.segments, self.size = plan_segments(parameters)
         for segment in self.segments:
-            segment.parameter.operands = "bfloat16" if dtype == "bfloat16" and not self.is_mixed else ""
+            segment.parameter.operands = product_format(dtype, device.xp is not np)
 
     @property
     def is_mixed(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Context, Function, Tensor
 from mpitrain.backend import Array
 from mpitrain.errors import ShapeError
@@ -152,7 +154,9 @@ class KernelGradient(Function):
 
 def _products(x: Array, weight: Array, groups: int, operands: str) -> tuple[Any, ...]:
     """Convolution, adjoint and gradient of the kernel: of rounded numbers where `operands` is "bfloat16", but for depthwise
-    convolutions, which memory limits."""
+    convolutions, which memory limits; on a device, of numbers that may be cut where it is "tf32"."""
+    if operands == "tf32" and type(x) is not np.ndarray and x.dtype.name == "float32":
+        return tuple(lambda *given, run=run: run(*given, operands) for run in (convolve, convolve_adjoint, kernel_gradient))
     if operands != "bfloat16" or x.dtype.char != "f" or min(weight.shape[1], weight.shape[0] // groups) < 2:
         return convolve, convolve_adjoint, kernel_gradient
     from mpitrain.kernels import convolution_bfloat16 as rounded

@@ -120,7 +120,8 @@ class Linear(Function):
         ctx.activation, ctx.name, ctx.operands, ctx.before = fused, activation, operands, None
         ctx.together = layers.suits(rows, weight, fused, operands)
         if ctx.together:
-            made, kept = layers.linear(rows, weight, bias, fused, True in ctx.needs)
+            given = rows, weight, bias, fused, True in ctx.needs
+            made, kept = layers.linear(*given, operands) if operands else layers.linear(*given)
         else:
             made, kept = product(rows, weight.T, bias, operands=operands), None
             if fused is not None:
@@ -164,7 +165,8 @@ class Linear(Function):
         so_far = ctx.so_far(1) if ctx.needs[1] and type(grad) is not np.ndarray else None
         by_weight = so_far if so_far is not None or not ctx.needs[1] else room_for(ctx, 1, weight.shape, grad.dtype)
         given = grad, before, _rows(x), weight, activation, sums, by_weight, ctx.needs[0]
-        made, by_x = layers.linear_gradients(*given) if so_far is None else layers.linear_gradients(*given, True)
+        more = (so_far is not None, ctx.operands) if so_far is not None or ctx.operands else ()       # of a device alone
+        made, by_x = layers.linear_gradients(*given, *more)
         ctx.before = made, by_bias
         return None if by_x is None else by_x.reshape(x.shape), by_weight, by_bias
 

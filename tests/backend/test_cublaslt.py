@@ -17,7 +17,8 @@ import pytest
 from fakecublaslt import EPILOGUE_BGRADB, FakeCublasLt
 from fakegpu import counted, put, runtime, xp
 
-from mpitrain.backend import cublaslt
+from mpitrain import models, nn
+from mpitrain.backend import Device, cublaslt
 from mpitrain.backend.cublaslt import CublasLt
 from mpitrain.backend.runtime import Operand, ProductForm
 from mpitrain.errors import ShapeError
@@ -156,6 +157,33 @@ def test_a_plan_is_made_once_for_each_form_and_alignment_and_its_algorithm_is_th
     product(x, y, operands="tf32")
     assert library.calls.count("cublasLtMatmulAlgoGetHeuristic") == before + 1
     assert {of["compute"] for of in library.objects.values() if of["kind"] == "desc"} == {68, 77}      # TF32 by its name alone
+
+
+def test_a_model_in_tf32_has_all_its_products_so_and_all_else_in_float32(library: FakeCublasLt) -> None:
+    """CUBLAS_COMPUTE_32F_FAST_TF32 is 77; launches are float32's."""
+    tokens, launches = put(np.arange(12).reshape(2, 6)), []
+    for precision, compute in (("float32", 68), ("tf32", 77)):
+        library.objects = {at: of for at, of in library.objects.items() if of["kind"] != "desc"}
+        model = models.gpt(layers=1, heads=2, width=8, block=6, vocabulary=17, bias=True, activation="gelu_tanh")
+        storage = model.initialize(seed=1, dtype=precision, device=Device("gpu", xp))
+        before = library.calls.count("cublasLtMatmul")
+        with counted() as counts:
+            nn.LOSSES["cross_entropy"]()(model(tokens), tokens).backward()
+        assert {of["compute"] for of in library.objects.values() if of["kind"] == "desc"} == {compute}
+        assert library.calls.count("cublasLtMatmul") - before == 15          # four layers and the head, three each
+        assert {storage.dtype, storage.compute_dtype, *(p.grad.dtype for p in model.parameters())} == {DTYPES["float32"]}
+        launches.append(counts.launches)
+    assert launches[0] == launches[1]
+
+
+def test_on_the_host_tf32_is_float32() -> None:
+    """As where a run is evaluated or exported without a GPU."""
+    made = [models.mlp(inputs=4, hidden=[8], outputs=3) for _ in range(2)]
+    for model, precision in zip(made, ("tf32", "float32")):
+        model.initialize(seed=1, dtype=precision)
+        assert {p.operands for p in model.parameters()} == {""}
+    x = np.random.default_rng(1).standard_normal((5, 4)).astype("float32")
+    assert made[0](x).array.tobytes() == made[1](x).array.tobytes()
 
 
 def test_parts_of_sums_are_added_in_float32_whatever_the_result_is_written_in(library: FakeCublasLt) -> None:

@@ -114,6 +114,7 @@ TABLE = """
 # words
 mlp train.device=tpu => train.device = "tpu" is not there
 mlp train.precision=float8 => train.precision = "float8" is not there (did you mean "float64"?)
+mlp train.precision=tf32 => train.precision = "tf32" is for train.device = "gpu", found "cpu"; set train.precision = "float32"
 mlp train.precision=float16 => train.precision = "float16" is for train.device = "gpu", found "cpu"; set train.precision = "float3
 mlp train.reproducible=layuot => train.reproducible = "layuot" is not there (did you mean "layout"?)
 mlp optimizer.decay=some => optimizer.decay = "some" is not there

@@ -10,7 +10,9 @@ import pytest
 from device_on_host import compiler
 from fakegpu import put, xp
 
-from mpitrain.backend import cudnn_convolution
+from mpitrain import nn
+from mpitrain.autograd import Tensor
+from mpitrain.backend import Device, cudnn_convolution
 from mpitrain.backend.cudnn_convolution import Convolutions, Key, Operand, graph_of, is_channels_last
 from mpitrain.kernels import convolution
 from mpitrain.kernels.convolution import Window
@@ -158,6 +160,17 @@ def test_products_of_graphs_are_those_of_the_kernels(dtype: Any, channels_last: 
             wide[0], wide[3], window, groups)[0]), (back, convolution._adjoint(wide[3], wide[1], None, window, groups, (7, 6))),
             (sums, wide[3].sum((0, 2, 3)))):
         np.testing.assert_allclose(found.get().astype("float64"), wanted, rtol=0, atol=tolerance * abs(wanted).max())
+
+
+def test_tensor_cores_take_float32_where_a_layer_is_in_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
+    frontend = used(monkeypatch, Frontend())
+    layer = nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2)
+    layer.initialize(seed=1, dtype="tf32", device=Device("gpu", xp))
+    x, *_, y, _, _ = data("float32")
+    layer(Tensor(put(x), requires_grad=True)).backward(put(y))
+    assert len(frontend.graphs) == 3
+    for graph in frontend.graphs:                 # forward, and both gradients
+        assert graph.steps[3][1] == ["NONDETERMINISTIC", "REDUCED_PRECISION_REDUCTION", "DOWN_CONVERT_INPUTS", "WINOGRAD", "FFT"]
 
 
 def test_float32_is_not_rounded_and_no_plan_may_change_its_bits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,8 @@
 
 NVIDIA's cuDNN computes them where it and its frontend are installed (`backend.cudnn_convolution`), and our kernels anywhere, and
 in float64. What is installed and the shapes decide, so that all ranks compute alike.
-Gradients of kernels are in the format that x is computed in: float32 where x has 16 bits.
+Gradients of kernels are in the format that x is computed in: float32 where x has 16 bits. `operands` "tf32" lets cuDNN cut
+numbers of float32 to 10 bits of fraction; our kernels never do.
 """
 
 from __future__ import annotations
@@ -87,12 +88,13 @@ def _tiled(run: dict[int, DeviceFunction], rows: int, columns: int, groups: int)
 
 
 @device("convolve")
-def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int) -> Array:
+def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups: int,
+             operands: str = "") -> Array:
     if 0 in weight.shape or 0 in x.shape[1:]:
         return _convolve(x, weight, bias, window, groups)
     shape = (len(x), len(weight), *window.outputs(*x.shape[2:]))
     sizes, library = _geometry(x.shape, weight.shape, _shape(bias), shape, window, groups, 0), _library(x)
-    if library is not None and (made := library.convolve(x, weight, shape, window)) is not None:
+    if library is not None and (made := library.convolve(x, weight, shape, window, operands)) is not None:
         return _biased(made, bias)
     y = array_module(x).empty(shape, x.dtype)
     given = contiguous(x), contiguous(weight), contiguous(bias), y
@@ -105,12 +107,13 @@ def convolve(x: Array, weight: Array, bias: Array | None, window: Window, groups
 
 
 @device("convolve_adjoint")
-def convolve_adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair) -> Array:
+def convolve_adjoint(y: Array, weight: Array, bias: Array | None, window: Window, groups: int, size: Pair,
+                     operands: str = "") -> Array:
     if 0 in weight.shape or 0 in y.shape[1:] or 0 in size:
         return _adjoint(y, weight, bias, window, groups, size)
     shape = (len(y), weight.shape[1] * groups, *size)
     sizes, library = _geometry(shape, weight.shape, _shape(bias), y.shape, window, groups, 1), _library(y)
-    if library is not None and (made := library.adjoint(y, weight, shape, window)) is not None:
+    if library is not None and (made := library.adjoint(y, weight, shape, window, operands)) is not None:
         return _biased(made, bias)
     x = array_module(y).empty(shape, y.dtype)
     given, (sh, sw) = (contiguous(y), contiguous(weight), contiguous(bias), x), window.stride
@@ -126,13 +129,13 @@ def convolve_adjoint(y: Array, weight: Array, bias: Array | None, window: Window
 
 @device("kernel_gradient")
 def kernel_gradient(x: Array, y: Array, window: Window, groups: int, out: Array | None = None,
-                    bias_of: str = "") -> tuple[Array, Array | None]:
+                    bias_of: str = "", operands: str = "") -> tuple[Array, Array | None]:
     if 0 in x.shape or 0 in y.shape:
         weight, bias = _kernel_gradient(x, y, window, groups, out, bias_of)
         return weight, None if bias is None else bias.astype(weight.dtype, copy=False)
     shape, xp = (y.shape[1], x.shape[1] // groups, *window.kernel), array_module(x)
     sizes, library = _geometry(x.shape, shape, None, y.shape, window, groups, 0), _library(x)
-    if library is not None and (made := library.gradient(x, y, shape, window)) is not None:
+    if library is not None and (made := library.gradient(x, y, shape, window, operands)) is not None:
         if out is not None:
             out[...] = made
         return made if out is None else out, _channel_sums(contiguous(x if bias_of == "x" else y)) if bias_of else None
