@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -87,6 +88,24 @@ def numbers_of_a_step(n: int, limit: float, interval: int, good: float = 2, foun
         if n:
             sums[n // 2] *= found
         return np.array([np.nan, np.nan, np.nan, 1024.0, good, 7, 8, 9]), sums, limit, interval, 2.0, 0.5
+    return Example(arguments, dtypes=("float64",))
+
+
+def tallied(shape: tuple[int, ...]) -> Example:
+    """A batch norm whose statistics are added to those of others. They are float64 in all formats, which are tried elsewhere."""
+    return Example(lambda rng, dtype: (*normal(rng, dtype, shape), None, None, None, 1e-5, 0, *normal(rng, dtype, (
+        2 * shape[1] + 1,))), 1e-5, dtypes=("float64",))
+
+
+def moved_running(sizes: tuple[int, ...], momenta: tuple[float, ...]) -> Example:
+    """Running statistics of layers of those sizes; the last one has recorded nothing."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        starts = [0, *accumulate(size + 1 for size in sizes)]
+        values, sums = normal(rng, dtype, (starts[-1],), (starts[-1],))
+        for number, stop in enumerate(starts[1:]):
+            values[stop - 1], sums[stop - 1] = 3, 2 if number < len(sizes) - 1 or number == 0 else 0
+        table = np.array([*zip(starts, sizes)], np.int64).reshape(-1, 2)
+        return values, sums, np.array(momenta), table
     return Example(arguments, dtypes=("float64",))
 
 
@@ -175,6 +194,7 @@ EXAMPLES: dict[str, Example] = {
     "batch_norm_gradients": Example(lambda rng, dtype: (
         *normal(rng, dtype, (3, 4, 37), (3, 4, 37), (3, 4, 37), (4,), (4,), (4,)), abs(rng.standard_normal(4)) + 0.1, True,
         True), 1e-5),
+    "move_running": moved_running((4,), (0.1,)),
     "channel_affine": of_shapes((3, 4, 37), (4,), (4,), (4,), tolerance=1e-5),
     "channel_combine": of_shapes((3, 4, 37), (3, 4, 37), (4,), (4,), (4,), (4,), tolerance=1e-5),
     "channel_moments": of_shapes((3, 4, 37), tolerance=1e-5),
@@ -403,7 +423,8 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
         *normal(rng, dtype, (3, 4, 7, 6), (3, 6, 4, 8)), WINDOW, 2, np.empty((6, 2, 3, 2), dtype), "x"), 1e-5)),
     "batch_norm": (*(of_shapes(s, (s[1],), (s[1],), then=(None, 1e-5, i % 5), tolerance=1e-5) for i, s in enumerate(CHANNELS)),
                    of_shapes((37, 4, 64), then=(None, None, None, 1e-3, 0), tolerance=1e-5),
-                   of_shapes((37, 4, 64), (4,), (4,), (37, 4, 64), then=(1e-3, 0), tolerance=1e-5)),
+                   of_shapes((37, 4, 64), (4,), (4,), (37, 4, 64), then=(1e-3, 0), tolerance=1e-5), *map(tallied, CHANNELS[:6])),
+    "move_running": (moved_running((300, 5, 600), (0.1, 0.0, 1.0)), moved_running((), ())),
     "batch_norm_gradients": (*(norm_backward(s, i % 2 > 0, i != 2) for i, s in enumerate(CHANNELS)), Example(
         lambda rng, dtype: (*norm_backward((37, 4, 64), True).arguments(rng, dtype), tuple(np.empty((2, 4), dtype))), 1e-5)),
     "channel_affine": tuple(of_shapes(s, *[(s[1],)] * 3, tolerance=1e-5) for s in CHANNELS),

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.backend.dtype import statistics_dtype
 from mpitrain.errors import ArgumentError
 from mpitrain.kernels import pointwise
@@ -77,8 +77,21 @@ def _passed(grad: Array, u: Array, activation: int) -> Array:
     return xp.where((u <= 0) | (u >= 6) if activation == RELU6 else u <= 0, real(0), grad)
 
 
+def unbiased(count: Any) -> Any:
+    """The factor of a variance of so many numbers, or 1 where they are too few to have one."""
+    return count / (count - 1) if not isinstance(count, int) or count > 1 else 1.0
+
+
+def add_statistics(tally: Array, mean: Array, variance: Array, count: Any) -> None:
+    """Adds to a `tally` (2 C + 1,), float64, the mean and the unbiased variance of `count` numbers of each channel, and 1."""
+    channels = len(mean)
+    tally[:channels] += mean
+    tally[channels:2 * channels] += variance * unbiased(count)
+    tally[2 * channels:] += 1
+
+
 def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float,
-                activation: int) -> tuple[Array, Array, Array, Array]:
+                activation: int, tally: Array | None = None) -> tuple[Array, Array, Array, Array]:
     xp = array_module(x)
     mean, squares = _moments(x)
     variance = squares / max(x.shape[0] * x.shape[2], 1)
@@ -86,6 +99,8 @@ def _batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Ar
     y = _affine(x, mean.astype(x.dtype), channel_scale(inverse, weight, x.dtype), channel_shift(bias, x))
     if residual is not None:
         y += residual
+    if tally is not None:
+        add_statistics(tally, mean, variance, x.shape[0] * x.shape[2])
     return _activated(y, activation), mean, variance, inverse
 
 
@@ -139,11 +154,13 @@ def _check(kernel: str, activation: int, beside: Array | None) -> None:
 
 @host("batch_norm", "batch_norm", "X:ncl X?:c X?:c X?:ncl X!:ncl D!:c D!:c D!:c d in ic il i")
 def _batch_norm_host(function: CFunction, x: Array, weight: Array | None, bias: Array | None, residual: Array | None,
-                     eps: float, activation: int) -> tuple[Array, Array, Array, Array]:
+                     eps: float, activation: int, tally: Array | None = None) -> tuple[Array, Array, Array, Array]:
     if activation not in PLAIN:
         _check("batch_norm", activation, residual)
     y, (mean, variance, inverse) = np.empty(x.shape, x.dtype), np.empty((3, x.shape[1]))
     function(packed(x), packed(weight), packed(bias), packed(residual), y, mean, variance, inverse, eps, *x.shape, activation)
+    if tally is not None:
+        add_statistics(tally, mean, variance, x.shape[0] * x.shape[2])
     return y, mean, variance, inverse
 
 
@@ -183,8 +200,9 @@ channel_combine = _kernel("channel_combine", _combine, "X:ncl X:ncl X:c X:c X:c 
 """a * grad + b * (x - centre) + d from (grad, x, centre, a, b, d)."""
 
 batch_norm = Kernel("batch_norm", _batch_norm, _batch_norm_host, _batch_norm_host.loop("batch_norm"))
-"""(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, activation):
-x normalised over N and L, plus the residual, and one of ACTIVATIONS of that, 0 for none. After a residual it is ReLU or none."""
+"""(y, mean, variance, inverse deviation; the latter float64 (C,)) from (x, weight, bias, residual or None, eps, activation, tally
+or None): x normalised over N and L, plus the residual, and one of ACTIVATIONS of that, 0 for none. After a residual it is ReLU or
+none. The statistics are added to the tally: `add_statistics`."""
 
 batch_norm_gradients = Kernel("batch_norm_gradients", _batch_norm_gradients, _batch_norm_gradients_host,
                               _batch_norm_gradients_host.loop("batch_norm"))
@@ -192,3 +210,23 @@ batch_norm_gradients = Kernel("batch_norm_gradients", _batch_norm_gradients, _ba
 (grad, x, y, centre, weight, bias, inverse deviation, activation, whether the first is wanted, and memory for the gradients of
 weight and bias, `Into`). y, of ReLU alone, may be None
 where there was no residual: then the second result is undefined."""
+
+
+def _move_running(values: Array, sums: Array, momenta: Array, table: Array) -> None:
+    real = values.dtype.type
+    for (start, size), momentum in zip(asnumpy(table).tolist(), asnumpy(momenta).tolist(), strict=True):
+        old, found, count = values[start:start + size], sums[start:start + size], float(sums[start + size])
+        if not count:
+            continue
+        if not momentum:
+            values[start + size] += 1
+            momentum = 1.0 / float(values[start + size])
+        old[...] = real(1.0 - momentum) * old + momentum * (found / count)
+        sums[start:start + size + 1] = 0
+
+
+move_running = Kernel("move_running", _move_running)
+"""(values, sums, momenta (layers,), table (layers, 2)): moves the running statistics of layers, once a step. Both flat arrays
+have `size` numbers of a layer from `start` on, a row of the table, and then how many steps there were, beside how many statistics
+were added up since the last one, which are forgotten. New values are (1 - momentum) old + momentum mean; momentum 0 stands for
+1 / steps. Sums, which are float64, and momenta stay so in all formats."""

@@ -89,15 +89,16 @@ class _BatchNorm(_Tracking):
         if not self.training and self.running is not None:
             return ops.batch_norm_inference(x, self.running_mean, self.running_var, self.weight, self.bias, residual=residual,
                                             eps=self.eps, activation=self.fused)
+        tally = None if self.running is None else self.running.tally_here()
         y, mean, var, count = ops.batch_norm(x, self.weight, self.bias, residual=residual, eps=self.eps, activation=self.fused,
-                                             reduce=None if self.across is None else self.across.reduce)
+                                             reduce=None if self.across is None else self.across.reduce, tally=tally)
         # The count is the sum over the ranks: on a device a number there, which only a rank with fewer than two values waits for.
         if array_module(mean) is np or prod(shape) < 2 * shape[1]:
             count = float(count)
         if isinstance(count, float) and count < 2:
             raise ShapeError(f"{type(self).__name__}: training needs more than one value for each channel over all ranks, "
                              f"the input here is {shape}; use larger micro-batches")
-        if self.running is not None:
+        if self.running is not None and tally is None:
             self.running.record(mean, var * (count / (count - 1)))
         return y
 

@@ -11,12 +11,16 @@ add up what they find, and once a step the sums, over all ranks, move the buffer
     apply_statistics(model, flat)
 
 A trainer that wants another order of addition collects after each micro-batch and adds the results itself.
+
+On a device the sums of all layers are one array there, as `collect_statistics` has it, and the buffers are parts of another
+(`Together`): the kernel of batch norm adds to the one, one launch moves the other, and the host has no part in it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,6 +28,7 @@ import numpy as np
 from mpitrain.autograd import recomputing
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.errors import ShapeError
+from mpitrain.kernels.batch_norm import move_running
 from mpitrain.nn.module import Module
 from mpitrain.nn.parameter import Buffer
 
@@ -41,6 +46,7 @@ class Running:
         self.sums: list[Array] | None = None          # float64, on the device
         self.count = 0
         self.deferred = False                         # True where somebody collects and applies
+        self.tally: Array | None = None               # This layer's part of a `Together`, which has sums and count then.
 
     @cached_property
     def size(self) -> int:
@@ -50,6 +56,14 @@ class Running:
     def record(self, *values: Array) -> None:
         """One micro-batch's statistics, one array per buffer."""
         if recomputing():
+            return
+        tally = self.tally_here()
+        if tally is not None:
+            start = 0
+            for value in values:
+                tally[start:start + value.size] += value.reshape(-1)
+                start += value.size
+            tally[start:] += 1
             return
         if not self.deferred:
             self._move([value.astype("float64") for value in values])
@@ -61,15 +75,23 @@ class Running:
                 total += value
         self.count += 1
 
+    def tally_here(self) -> Array | None:
+        """float64 (size,): where a forward adds its statistics, then 1; None where it gives them to `record`."""
+        return self.tally if self.deferred and not recomputing() else None
+
     def take(self) -> Array:
         """float64 (size,): the sums and the count since the last call."""
         sums, count = self.taken()
         xp = array_module(sums[0])
         return xp.concatenate([*sums, xp.full(1, count, xp.float64)])
 
-    def taken(self) -> tuple[list[Array], int]:
+    def taken(self) -> tuple[list[Array], float]:
         """(the sums since the last call, flat and float64, one per buffer; how many were added)."""
         xp = array_module(self.buffers[0].array)
+        if self.tally is not None:
+            *sums, number = xp.split(self.tally.copy(), [*accumulate(b.size for b in self.buffers)])
+            self.tally[...] = 0
+            return sums, float(number[0])
         sums = [s.reshape(-1) for s in self.sums] if self.sums else [xp.zeros(b.size, xp.float64) for b in self.buffers]
         count, self.sums, self.count = self.count, None, 0
         return sums, count
@@ -90,6 +112,43 @@ class Running:
             old = buffer.array
             array_module(old).add((1.0 - momentum) * old, momentum * mean, out=old)
             buffer.mark_changed()
+
+
+class Together:
+    """The running statistics of layers on a device, whose buffers move into one array.
+
+    `sums` is float64 as `collect_statistics` has it: for each layer its sums, then how many were added. `values` has the buffers
+    in the same places, and in that of the number the buffer that counts steps, where there is one.
+    """
+
+    def __init__(self, layers: Sequence[Running]):
+        xp = array_module(layers[0].buffers[0].array)
+        starts = [0, *accumulate(layer.size for layer in layers)]
+        self.layers = layers
+        self.sums = xp.zeros(starts[-1], xp.float64)
+        self.values = xp.zeros(starts[-1], layers[0].buffers[0].array.dtype)
+        self._momenta = xp.asarray([layer.momentum if layer.steps is None else 0.0 for layer in layers], dtype=xp.float64)
+        self._table = xp.asarray([(start, layer.size - 1) for start, layer in zip(starts, layers)], dtype=xp.int64)
+        for start, layer in zip(starts, layers):
+            layer.tally, place = self.sums[start:start + layer.size], start
+            for buffer in (*layer.buffers, *([layer.steps] if layer.steps is not None else [])):
+                part = self.values[place:place + buffer.size].reshape(buffer.shape)
+                part[...] = buffer.array
+                buffer.array, place = part, place + buffer.size
+                buffer.mark_changed()
+
+    @staticmethod
+    def possible(layers: Sequence[Running]) -> bool:
+        """Whether there are layers, all on a device and of one format."""
+        arrays = [buffer.array for layer in layers for buffer in layer.buffers]
+        return bool(arrays) and array_module(arrays[0]) is not np and len({array.dtype for array in arrays}) == 1
+
+    def move(self) -> None:
+        """Moves the buffers towards the mean of what was added up, and begins anew: one launch."""
+        move_running(self.values, self.sums, self._momenta, self._table)
+        for layer in self.layers:
+            for buffer in layer.buffers:
+                buffer.mark_changed()
 
 
 def running_layers(model: Module) -> list[Running]:

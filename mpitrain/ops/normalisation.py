@@ -22,7 +22,8 @@ Reduce = Callable[[Array], None]
 
 
 def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = None, relu: bool = False, eps: float = 1e-5,
-               reduce: Reduce | None = None, activation: str | None = None) -> tuple[Tensor, Array, Array, Any]:
+               reduce: Reduce | None = None, activation: str | None = None,
+               tally: Array | None = None) -> tuple[Tensor, Array, Array, Any]:
     """Normalises each channel of x (N, C, ...) with statistics of the batch: (y, mean, variance, count).
 
     Then adds `residual`, of x's shape, and sets to 0 what is negative where `relu`, in the same passes over memory. So it does
@@ -31,7 +32,8 @@ def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = 
     Mean and (biased) variance are plain arrays (C,), outside the graph, and `count` is the number of values behind each:
     what running statistics are updated from. `reduce` sums a float64 array over the ranks in place: then the statistics
     are those of all ranks' batches. It is called once in forward and once where backward computes the gradient of x, so
-    every rank must come to both.
+    every rank must come to both. A `tally` (2 C + 1,), float64, gets mean, unbiased variance and 1 added, where it can by the
+    kernel that normalises.
 
     Raises ShapeError where a channel has one value only: its variance says nothing.
     """
@@ -44,7 +46,7 @@ def batch_norm(x: Any, weight: Any = None, bias: Any = None, *, residual: Any = 
     number = _number(activation, relu)
     apart = number > by_channel.RELU and (residual is not None or reduce is not None or prod(x.shape[2:]) < 2)
     y: Tensor = BatchNorm.apply(x, weight, bias, residual, activation=0 if apart else number, eps=eps, reduce=reduce,
-                                record=statistics.extend)
+                                record=statistics.extend, **({} if tally is None else {"tally": tally}))
     mean, variance, total = statistics
     return _activated(y, number) if apart else y, mean, variance, total
 
@@ -68,15 +70,18 @@ class BatchNorm(Function):
 
     @staticmethod
     def forward(ctx: Context, x: Array, weight: Array | None, bias: Array | None, residual: Array | None, *, activation: int,
-                eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None] | None = None) -> Array:
+                eps: float, reduce: Reduce | None, record: Callable[[tuple[Any, ...]], None] | None = None,
+                tally: Array | None = None) -> Array:
         channels = as_channels(x)
         if reduce is None and channels.shape[2] > 1:
             y, mean, variance, inverse = by_channel.batch_norm(channels, weight, bias, _channels_or_none(residual), eps,
-                                                                activation)
+                                                                activation, tally)
             count: Any = channels.shape[0] * channels.shape[2]
             centre = mean.astype(statistics_dtype(x.dtype), copy=False)
         else:
             centre, variance, count = BatchNorm._statistics(ctx, channels, reduce)
+            if tally is not None:
+                by_channel.add_statistics(tally, centre, variance.astype(centre.dtype, copy=False), count)
             inverse = 1 / ctx.xp.sqrt(variance + eps)
             y = channel_affine(channels, centre, channel_scale(inverse, weight, x.dtype), channel_shift(bias, channels))
             if residual is not None:

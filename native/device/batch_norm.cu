@@ -131,12 +131,13 @@ template <class S> __device__ __forceinline__ S passed(S grad, S u, int64 activa
 }
 
 /* y, where it is wanted, and what belongs to a channel, from the `blocks` parts of `moments`; of y None, one block of a
-   channel. */
+   channel. `tally` (2 C + 1), where it is given, gets mean, variance (times `unbiased`) and 1 added, in float64: one number of a
+   channel by one thread. */
 template <class T, int V>
 __device__ __forceinline__ void normalise_of(
         const T *x, const Sum<T> *weight, const Sum<T> *bias, const T *residual, const Sum<T> *partial, T *y, Sum<T> *means,
-        Sum<T> *squares, Sum<T> *inverses, double eps, int64 n, int64 c, int64 l, int64 blocks, int64 wide, int64 apart,
-        int64 activation) {
+        Sum<T> *squares, Sum<T> *inverses, double *tally, double unbiased, double eps, int64 n, int64 c, int64 l, int64 blocks,
+        int64 wide, int64 apart, int64 activation) {
     typedef Sum<T> S;
     Part part(V, n, c, l, wide, apart);
     const uint32 all = (uint32)n * part.units, each = (all + (uint32)blocks - 1) / (uint32)blocks;
@@ -153,6 +154,11 @@ __device__ __forceinline__ void normalise_of(
         means[part.channel] = first + sum.mean;
         squares[part.channel] = inverses ? variance : sum.squares;
         if (inverses) inverses[part.channel] = inverse;
+        if (tally) {
+            tally[part.channel] += (double)(first + sum.mean);
+            tally[c + part.channel] += (double)(variance * S(unbiased));
+            if (part.channel == 0) tally[2 * c] += 1;
+        }
     }
     if (!y) return;
     const S scale = weight ? inverse * weight[part.channel] : inverse, shift = bias ? bias[part.channel] : S(0);
@@ -174,12 +180,38 @@ __device__ __forceinline__ void normalise_of(
 template <class T>
 __device__ __forceinline__ void normalise(
         const T *x, const Sum<T> *weight, const Sum<T> *bias, const T *residual, const Sum<T> *partial, T *y, Sum<T> *means,
-        Sum<T> *squares, Sum<T> *inverses, double eps, int64 n, int64 c, int64 l, int64 blocks, int64 wide, int64 apart,
-        int64 vector, int64 activation) {
-    if (vector) normalise_of<T, Widest<T>::COUNT>(x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l,
-                                                  blocks, wide, apart, activation);
-    else normalise_of<T, 1>(x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l, blocks, wide, apart,
-                            activation);
+        Sum<T> *squares, Sum<T> *inverses, double *tally, double unbiased, double eps, int64 n, int64 c, int64 l, int64 blocks,
+        int64 wide, int64 apart, int64 vector, int64 activation) {
+    if (vector) normalise_of<T, Widest<T>::COUNT>(x, weight, bias, residual, partial, y, means, squares, inverses, tally,
+                                                  unbiased, eps, n, c, l, blocks, wide, apart, activation);
+    else normalise_of<T, 1>(x, weight, bias, residual, partial, y, means, squares, inverses, tally, unbiased, eps, n, c, l,
+                            blocks, wide, apart, activation);
+}
+
+/* Moves the running statistics of a layer, which is a block, to the mean of what was added up, and begins anew. Both flat arrays
+   have `size` numbers of a layer from `start` on, then how many were added, beside how many steps there were: of those the
+   statistics are the mean where momentum is 0. The host's rounding: see nn/statistics.py. */
+template <class T>
+__device__ __forceinline__ void move_running(T *values, double *sums, const double *momenta, const int64 *table) {
+    typedef Sum<T> S;
+    const int64 start = table[2 * blockIdx.x], size = table[2 * blockIdx.x + 1];
+    const double count = sums[start + size];
+    double momentum = momenta[blockIdx.x];
+    S steps = 0;
+    if (momentum == 0) {
+        steps = of(values[start + size]) + S(1);
+        momentum = 1.0 / (double)steps;
+    }
+    if (count == 0) return;                               /* the same for all threads */
+    __syncthreads();
+    for (int64 i = start + threadIdx.x; i < start + size; i += THREADS) {
+        const S kept = S(1.0 - momentum) * of(values[i]);
+        put(values[i], S((double)kept + momentum * (sums[i] / count)));
+        sums[i] = 0;
+    }
+    if (threadIdx.x) return;
+    sums[start + size] = 0;
+    if (steps != 0) put(values[start + size], steps);
 }
 
 /* What is added up in backward, (2, blocks, C): the gradient before the activation, and its product with x - centre. That
@@ -317,18 +349,21 @@ __device__ __forceinline__ void combine(const T *grad, const T *x, const Sum<T> 
 #define SIZES int64 n, int64 c, int64 l, int64 blocks, int64 wide, int64 apart, int64 vector
 #define MOMENTS(T) (IN(T) x, OUT(Sum<T>) partial, SIZES)
 #define NORMALISE(T) (IN(T) x, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(T) residual, IN(Sum<T>) partial, OUT(T) y, \
-                      OUT(Sum<T>) means, OUT(Sum<T>) squares, OUT(Sum<T>) inverses, double eps, SIZES, int64 activation)
+                      OUT(Sum<T>) means, OUT(Sum<T>) squares, OUT(Sum<T>) inverses, OUT(double) tally, double unbiased, double eps, \
+                      SIZES, int64 activation)
 #define SUMS(T) (IN(T) grad, IN(T) x, IN(T) y, IN(Sum<T>) centre, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(Sum<T>) inverse, \
                  OUT(T) before, OUT(Sum<T>) partial, SIZES, int64 activation)
 #define GRADIENTS(T) (IN(T) grad, IN(T) x, IN(Sum<T>) centre, IN(Sum<T>) weight, IN(Sum<T>) bias, IN(Sum<T>) inverse, \
                       IN(Sum<T>) partial, OUT(T) result, OUT(Sum<T>) plain, OUT(Sum<T>) product, OUT(Sum<T>) of_weight, \
                       OUT(Sum<T>) of_bias, SIZES, int64 activation)
+#define MOVE_RUNNING(T) (T *values, double *sums, IN(double) momenta, IN(int64) table, int64, int64)
 #define COMBINE(T) (IN(T) grad, IN(T) x, IN(Sum<T>) centre, IN(Sum<T>) a, IN(Sum<T>) b, IN(Sum<T>) d, OUT(T) result, SIZES)
 VERSIONS(moments, THREADS, MOMENTS, (x, partial, n, c, l, wide, apart, vector))
-VERSIONS(normalise, THREADS, NORMALISE, (x, weight, bias, residual, partial, y, means, squares, inverses, eps, n, c, l,
-                                         blocks, wide, apart, vector, activation))
+VERSIONS(normalise, THREADS, NORMALISE, (x, weight, bias, residual, partial, y, means, squares, inverses, tally, unbiased, eps, n,
+                                         c, l, blocks, wide, apart, vector, activation))
 VERSIONS(sums, THREADS, SUMS, (grad, x, y, centre, weight, bias, inverse, before, partial, n, c, l, wide, apart, vector,
         activation))
 VERSIONS(gradients, THREADS, GRADIENTS, (grad, x, centre, weight, bias, inverse, partial, result, plain, product, of_weight,
                                          of_bias, n, c, l, blocks, wide, apart, vector, activation))
 VERSIONS(combine, THREADS, COMBINE, (grad, x, centre, a, b, d, result, n, c, l, wide, apart, vector))
+VERSIONS(move_running, THREADS, MOVE_RUNNING, (values, sums, momenta, table))

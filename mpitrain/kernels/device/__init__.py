@@ -32,7 +32,7 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("window_maximum", "window_maximum_gradient", "window_total", "window_total_gradient", "subsample",
                      "subsample_gradient"), "pool"),
     **dict.fromkeys(("channel_moments", "channel_affine", "channel_sums", "channel_combine", "batch_norm",
-                     "batch_norm_gradients"), "batch_norm"),
+                     "batch_norm_gradients", "move_running"), "batch_norm"),
     **dict.fromkeys(("convolve", "convolve_adjoint", "kernel_gradient"), "convolution"),
     **dict.fromkeys(("row_sums", "variances"), "moments"),
     **dict.fromkeys(("softmax", "softmax_grad", "log_softmax", "log_softmax_grad"), "rows"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.runtime import Grid
-from mpitrain.kernels.batch_norm import NOWHERE, RELU, Into, _check, fill
+from mpitrain.kernels.batch_norm import NOWHERE, RELU, Into, _check, fill, unbiased
 from mpitrain.kernels.device import device
 from mpitrain.kernels.device.code import Source, computed, contiguous
 from mpitrain.kernels.library import misfit
@@ -17,10 +17,11 @@ from mpitrain.kernels.library import misfit
 SOURCE, THREADS = Source("batch_norm"), 256                           # batch_norm.cu's THREADS
 SIZES = "in ic il is i i i"
 _moments = SOURCE.function("moments", f"X:ncl S!:2sc {SIZES}")
-_normalise = SOURCE.function("normalise", f"X:ncl S?:c S?:c X?:ncl S:2sc X?!:ncl S!:c S!:c S?!:c d {SIZES} i")
+_normalise = SOURCE.function("normalise", f"X:ncl S?:c S?:c X?:ncl S:2sc X?!:ncl S!:c S!:c S?!:c D?!:2c+1 d d {SIZES} i")
 _sums = SOURCE.function("sums", f"X:ncl X:ncl X?:ncl S:c S?:c S?:c S?:c X?!:ncl S!:2sc {SIZES} i")
 _gradients = SOURCE.function("gradients", f"X:ncl X:ncl S:c S?:c S?:c S?:c S:2sc X?!:ncl S!:c S!:c S?!:c S?!:c {SIZES} i")
 _combine = SOURCE.function("combine", f"X?:ncl X:ncl S:c S?:c S:c S:c X!:ncl {SIZES}")
+_move = SOURCE.function("move_running", "X!:n D!:n D:r L:2r in ir")
 SMALL = 8                                         # numbers of a plane below which threads beside each other have channels apart
 BLOCKS = 1024                                     # that a GPU of 132 multiprocessors is filled with, several times over
 MOST = 1 << 31                                    # numbers of a channel, which kernels count in 32 bits
@@ -85,13 +86,14 @@ def channel_moments(x: Array) -> tuple[Array, Array]:
     xp, parts, partial = _parts_of(x, plan)
     mean, squares = xp.empty((2, x.shape[1]), partial.dtype)
     _moments(plan.grid(parts), THREADS, x, partial, *plan.sizes(parts))
-    _normalise(plan.grid(1), THREADS, x, None, None, None, partial, None, mean, squares, None, 0.0, *plan.sizes(parts), 0)
+    _normalise(plan.grid(1), THREADS, x, None, None, None, partial, None, mean, squares, None, None, 0.0, 0.0, *plan.sizes(parts),
+               0)
     return mean, squares
 
 
 @device("batch_norm")
 def batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Array | None, eps: float,
-               activation: int) -> tuple[Array, Array, Array, Array]:
+               activation: int, tally: Array | None = None) -> tuple[Array, Array, Array, Array]:
     _check("batch_norm", activation, residual)
     x = contiguous(x)
     plan = Plan.of(x)
@@ -99,7 +101,7 @@ def batch_norm(x: Array, weight: Array | None, bias: Array | None, residual: Arr
     y, (mean, variance, inverse) = xp.empty(x.shape, x.dtype), xp.empty((3, x.shape[1]), partial.dtype)
     _moments(plan.grid(parts), THREADS, x, partial, *plan.sizes(parts))
     _normalise(plan.whole, THREADS, x, _by_channel(weight, x), _by_channel(bias, x), contiguous(residual), partial, y, mean,
-               variance, inverse, eps, *plan.sizes(parts), activation)
+               variance, inverse, tally, unbiased(x.shape[0] * x.shape[2]), eps, *plan.sizes(parts), activation)
     return y, mean, variance, inverse
 
 
@@ -149,3 +151,9 @@ def channel_combine(grad: Array | None, x: Array, centre: Array, a: Array | None
     plan, result = Plan.of(x), array_module(x).empty(x.shape, x.dtype)
     _combine(plan.whole, THREADS, grad, x, centre, a, b, d, result, *plan.sizes())
     return result
+
+
+@device("move_running")
+def move_running(values: Array, sums: Array, momenta: Array, table: Array) -> None:
+    if len(table):
+        _move((len(table),), THREADS, values, sums, momenta, table, values.size, len(table))

@@ -7,9 +7,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpitrain.backend import asnumpy
 from mpitrain.comm.face import AnyChannel
 from mpitrain.nn import Module, apply_statistics, collect_statistics, defer_statistics, running_layers
-from mpitrain.nn.statistics import Running, move_statistics
+from mpitrain.nn.statistics import Running, Together, move_statistics
 from mpitrain.parallel.gradients.bucket_sum import prepare_tree
 from mpitrain.schedules.microtree import Counter, RankTree
 
@@ -21,13 +22,15 @@ class Statistics:
 
     Without a `tree`, each rank adds up its own micro-batches as they come, then the sums of the ranks are added. With one, it is
     the tree over the micro-batches of all ranks, as for gradients; a micro-batch without rows counts as zeros. The chunks take
-    turns, and each takes the micro-batches in order.
+    turns, and each takes the micro-batches in order. On a device the sums stay there (`nn.statistics.Together`); those of
+    several ranks are added on the host, once a step, when the exchange of gradients is over.
     """
 
     def __init__(self, chunks: Sequence[Module], channel: AnyChannel, tree: RankTree | None):
         self.channel, self.tree = channel, tree
         self.layers = [layer for chunk in chunks for layer in running_layers(chunk)]
         defer_statistics(self.layers)
+        self.there = Together(self.layers) if tree is None and Together.possible(self.layers) else None
         self._chunks = [] if tree is None else [_Sums(running_layers(chunk), tree) for chunk in chunks]
 
     def after_forward(self, index: int, chunk: int = 0) -> None:
@@ -38,7 +41,11 @@ class Statistics:
     def total(self) -> Host:
         """float64, as `collect_statistics` has it, over all ranks; empty where no layer keeps any."""
         if self.tree is None:
-            statistics = collect_statistics(self.layers)
+            if self.there is None:
+                statistics = collect_statistics(self.layers)
+            else:
+                statistics = asnumpy(self.there.sums)
+                self.there.sums[...] = 0
             if statistics.size:
                 self.channel.allreduce(statistics, name="batch statistics")
             return statistics
@@ -53,7 +60,12 @@ class Statistics:
 
     def apply(self) -> None:
         """Moves running statistics towards the mean over all micro-batches of all ranks, once a step. It communicates."""
-        if self.tree is None and self.channel.size == 1:      # Nothing is waited for, then.
+        if self.there is not None:
+            if self.channel.size > 1:
+                self.there.sums.set(self.total())
+            self.there.move()
+            return
+        if self.tree is None and self.channel.size == 1:
             move_statistics(self.layers)
             return
         total = self.total()
