@@ -11,6 +11,7 @@ from device_counts import counted
 from fakegpu import put
 
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.schedules.ring import ring_reduce_scatter
 
 
 def arrays(rank: int, sizes: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
@@ -44,4 +45,37 @@ def test_a_sum_that_has_begun_waits_for_no_copy(comm: Any) -> None:
         assert not counts.syncs
         work.wait()
     assert float(x.get()[7]) == channel.size
+    channel.close()
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("algorithm", ["ring", "segmented_ring", "halving_doubling", "recursive_doubling", "direct"])
+def test_sums_that_devices_pack_have_the_bits_of_those_that_hosts_pack(comm: Any, algorithm: str, wire: str) -> None:
+    """And no more goes over the bus than messages carry, but for what others are added to first."""
+    channel = Channel(comm.Dup(), "sums", algorithm=algorithm, wire=wire)
+    sizes = (4, 40_002)
+    for lag in (0, 40):
+        ours = arrays(channel.rank, sizes)
+        on_device = [put(x) for x in ours]
+        with fakecuda.lagging(lag), counted() as counts:
+            works = [channel.prepare(x, f"sum {i}").start() for i, x in enumerate(on_device)]
+            for work in reversed(works):
+                work.wait()
+        for i, x in enumerate(ours):
+            channel.prepare(x, f"sum {i}").run()
+            assert on_device[i].get().tobytes() == x.tobytes()
+        assert channel.size == 1 or counts.up == 2 * sum(sizes) and counts.down <= 4 * sum(sizes)
+        assert channel.size != 2 or counts.down == (2 if algorithm == "recursive_doubling" else 3) * sum(sizes)
+    channel.close()
+
+
+def test_a_scattered_sum_comes_back_in_float32_and_alone(comm: Any) -> None:
+    channel = Channel(comm.Dup(), "sums", wire="bfloat16")
+    ours, = arrays(channel.rank, (4001,))
+    on_device = put(ours)
+    with counted() as counts:
+        there = channel.reduce_scatter(on_device, ring_reduce_scatter, name="slice")
+    here = channel.reduce_scatter(ours, ring_reduce_scatter, name="slice")
+    assert there.get().tobytes() == here.tobytes()
+    assert channel.size == 1 or counts.up == here.nbytes
     channel.close()

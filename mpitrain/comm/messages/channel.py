@@ -13,7 +13,8 @@ from mpitrain.backend import Array
 from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
-from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, assert_usable, own_memory
+from mpitrain.comm.messages.buffers import Host, PackedByDevice, Pools, Staged, Values, Widened, assert_usable, own_memory
+from mpitrain.comm.messages.bus import device_packs
 from mpitrain.comm.messages.interpreter import PAIR_BYTES, LibraryWork, Start, StepsWork
 from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
 from mpitrain.comm.messages.prepare import ALONE, Plan, Prepared, Recipe, dtype_name, formats, make_plan, memory_of
@@ -201,13 +202,14 @@ class Channel:
     def _prepare(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, *, key: Any = None,
                  dtype: str | None = None, sums: bool = False, results: tuple[tuple[int, int], ...] = (),
                  on_all_ranks: bool = False) -> Prepared:
-        known = (operation, name, array.dtype, array.size, dtype, algorithm if key is None else key)
+        known = (operation, name, type(array), array.dtype, array.size, dtype, algorithm if key is None else key)
         recipe = self._recipes.get(known)
         if recipe is None:
             widened, packing, kind = self._formats(array, dtype, name) if sums else (None, None, dtype_name(array.dtype))
             steps, itemsize = choose(algorithm, self.size, array.nbytes), array.itemsize if widened is None else 4
-            plan = self._plan((operation, known[-1], array.size, itemsize, packing), steps, results if packing else None,
-                              on_all_ranks)
+            by_device = packing is not None and widened is None and device_packs(array, packing)
+            plan = self._plan((operation, known[-1], array.size, itemsize, packing, by_device), steps,
+                              results if packing else None, on_all_ranks)
             signature = Signature.of(operation, name, kind, array.size)
             recipe = self._recipes[known] = Recipe(plan, signature, packing, widened)
         if self.size == 1:
@@ -217,8 +219,12 @@ class Channel:
 
     def _start(self, recipe: Recipe, array: Array) -> Work:
         plan, signature, packing, widened = recipe
-        staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
-        memory, lent = memory_of(plan, staged.host, self.pools.host)
+        staged: Values
+        if plan.crossing is not None and packing is not None:
+            staged = PackedByDevice(array, self.pools, packing, plan.crossing)
+        else:
+            staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
+        memory, lent = memory_of(plan, staged, self.pools.host)
 
         def finish() -> None:
             staged.close()
@@ -262,11 +268,11 @@ class Channel:
               on_all_ranks: bool) -> Plan:
         """This rank's plan for arrays of one size, made once and kept under `key`."""
         if key not in self._plans:
-            _, of, length, itemsize, packing = key
+            _, of, length, itemsize, packing, by_device = key
             if of == THE_CHANNELS and self._own is not None:
                 algorithms.prove(algorithm, self._own, self.size, length, None if packing is None else packing.name)
             self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._message_bytes, results,
-                                         on_all_ranks)
+                                         on_all_ranks, by_device)
         return self._plans[key]
 
     def _next(self, signature: Signature, finish: Callable[[], None]) -> Start:
