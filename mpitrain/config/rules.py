@@ -96,9 +96,9 @@ def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
         if config.comm.cuts != "none" or config.comm.node_shared:
             yield ConfigError(f"{library} adds up whole gradients, found comm.sharding or comm.node_shared; leave them out, or "
                               'set comm.library = "mpi"')
-        if config.comm.library == "ipc" and config.comm.wire_dtype != "float32":
-            yield ConfigError(f'{library} sends no gradients, found comm.wire_dtype = "{config.comm.wire_dtype}"; leave it '
-                              '"float32", or set comm.library = "mpi"')
+        if config.comm.wire_dtype != "float32":
+            yield ConfigError(f'{library} adds up gradients as they are, found comm.wire_dtype = "{config.comm.wire_dtype}"; '
+                              'leave it "float32", or set comm.library = "mpi"')
     if way == "host" and not on_gpu:
         yield ConfigError('optimizer.offload = "host" keeps optimizer state in host memory, where it is already with '
                           'train.device = "cpu"; set optimizer.offload = "file" to keep it in a file, or "none"')
