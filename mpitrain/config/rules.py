@@ -89,6 +89,14 @@ def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
                           '"float32"')
     if config.train.graph == "on" and not on_gpu:
         yield ConfigError('train.graph = "on" captures graphs of train.device = "gpu", found "cpu"; set train.graph = "off"')
+    if config.comm.device_buffers != "off":
+        buffers = f'comm.device_buffers = "{config.comm.device_buffers}"'
+        if not on_gpu:
+            yield ConfigError(f'{buffers} hands MPI memory of train.device = "gpu", found "cpu"; set comm.device_buffers = "off"')
+        if config.comm.library != "mpi" or config.comm.algorithm == "mpi":
+            other = 'algorithm = "mpi"' if config.comm.library == "mpi" else f'library = "{config.comm.library}"'
+            yield ConfigError(f"{buffers} is for messages of our own algorithms, found comm.{other}; "
+                              'set comm.device_buffers = "off"')
     if config.comm.library != "mpi":
         library = f'comm.library = "{config.comm.library}"'
         if not on_gpu:

@@ -11,7 +11,8 @@ from device_counts import counted
 from fakegpu import put
 
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.schedules.ring import ring_reduce_scatter
+from mpitrain.errors import DesyncError
+from mpitrain.schedules.ring import ring_all_gather, ring_reduce_scatter
 
 
 def arrays(rank: int, sizes: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
@@ -79,3 +80,49 @@ def test_a_scattered_sum_comes_back_in_float32_and_alone(comm: Any) -> None:
     assert there.get().tobytes() == here.tobytes()
     assert channel.size == 1 or counts.up == here.nbytes
     channel.close()
+
+
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "halving_doubling", "direct"])
+def test_mpi_that_takes_memory_of_devices_makes_the_same_sums_and_nothing_crosses_the_bus(comm: Any, algorithm: str,
+                                                                                          wire: str | None) -> None:
+    """Several at once, twice, that are waited for in another order than they began in."""
+    channel, staged = (Channel(comm.Dup(), name, algorithm=algorithm, wire=wire) for name in ("there", "staged"))
+    channel.device_buffers = True
+    sizes = (3, 40_002, 0)
+    for _ in range(2):
+        ours = arrays(channel.rank, sizes)
+        on_device = [put(x) for x in ours]
+        with counted() as counts:
+            works = [channel.prepare(x, f"sum {i}").start() for i, x in enumerate(on_device)]
+            for work in reversed(works):
+                work.wait()
+        assert counts.up == counts.down == counts.n_syncs == 0
+        for i, x in enumerate(ours):
+            staged.prepare(x, f"sum {i}").run()
+            assert on_device[i].get().tobytes() == x.tobytes()
+    channel.close()
+    staged.close()
+
+
+def test_slices_are_summed_and_gathered_in_memory_of_devices(comm: Any) -> None:
+    channel = Channel(comm.Dup(), "slices")
+    channel.device_buffers = True
+    ours, = arrays(channel.rank, (4001,))
+    on_device, total = put(ours), ours.copy()
+    channel.prepare(total, "sum").run()
+    with counted() as counts:
+        channel.reduce_scatter(on_device, ring_reduce_scatter, name="slice")
+        channel.all_gather(on_device, ring_all_gather, name="slices")
+    assert counts.up == counts.down == 0
+    np.testing.assert_allclose(on_device.get(), total, rtol=0, atol=1e-5)
+    channel.close()
+
+
+def test_a_rank_that_is_at_another_sum_is_found_with_memory_of_devices_too(comm: Any) -> None:
+    if comm.size == 1:
+        return
+    channel = Channel(comm.Dup(), "sums", algorithm="ring")
+    channel.device_buffers = True
+    with pytest.raises(DesyncError, match="every rank must start the same collectives in the same order"):
+        channel.prepare(put(np.ones(100, np.float32)), f"sum {channel.rank}").run()

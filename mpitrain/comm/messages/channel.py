@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitrain.backend import Array
+from mpitrain.backend import Array, array_module
 from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
@@ -48,6 +48,7 @@ class Channel:
     itself is raised as PeerError. `comm.face.AnyChannel` is the face that it has in common with a `SharedChannel`.
     """
 
+    device_buffers = False                                    # MPI is handed memory of devices, which `gpu_probe` has tried out.
     shared = shares_all = False
     node = cross = None
 
@@ -94,7 +95,8 @@ class Channel:
 
         `dtype="bfloat16"` says that a uint16 array holds bfloat16 numbers.
         """
-        if self._pairs and array.nbytes <= PAIR_BYTES and self._formats(array, dtype, name)[:2] == (None, None):
+        small = self._pairs and array.nbytes <= PAIR_BYTES and not self._hands_over(array)
+        if small and self._formats(array, dtype, name)[:2] == (None, None):
             return self._prepare_pair(array, name)
         if self.algorithm == LIBRARY:
             assert_usable(array)
@@ -207,7 +209,7 @@ class Channel:
         if recipe is None:
             widened, packing, kind = self._formats(array, dtype, name) if sums else (None, None, dtype_name(array.dtype))
             steps, itemsize = choose(algorithm, self.size, array.nbytes), array.itemsize if widened is None else 4
-            by_device = packing is not None and widened is None and device_packs(array, packing)
+            by_device = packing is not None and widened is None and not self.device_buffers and device_packs(array, packing)
             plan = self._plan((operation, known[-1], array.size, itemsize, packing, by_device), steps,
                               results if packing else None, on_all_ranks)
             signature = Signature.of(operation, name, kind, array.size)
@@ -219,6 +221,8 @@ class Channel:
 
     def _start(self, recipe: Recipe, array: Array) -> Work:
         plan, signature, packing, widened = recipe
+        if widened is None and self._hands_over(array):
+            return self._start_there(plan, signature, packing, array)
         staged: Values
         if plan.crossing is not None and packing is not None:
             staged = PackedByDevice(array, self.pools, packing, plan.crossing)
@@ -234,6 +238,16 @@ class Channel:
         start = self._next(signature, finish)
         tag = data_tag(start.sequence, signature, self._tag_bound)
         return self.progress.added(StepsWork(start, plan.rounds, memory, tag, packing, staged))
+
+    def _hands_over(self, array: Array) -> bool:
+        return self.device_buffers and array_module(array) is not np
+
+    def _start_there(self, plan: Plan, signature: Signature, packing: Format | None, array: Array) -> Work:
+        from mpitrain.comm.messages.on_device import DeviceWork
+        assert_usable(array)
+        start = self._next(signature, lambda: None)
+        tag, stream = data_tag(start.sequence, signature, self._tag_bound), self.pools.staging(array_module(array)).stream
+        return self.progress.added(DeviceWork(start, plan, array, tag, packing, stream))
 
     def _start_library(self, array: Array, widened: Format | None, kind: str, name: str) -> Work:
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
