@@ -89,6 +89,14 @@ def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
                           'train.precision = "float32"')
     if config.train.graph == "on" and not on_gpu:
         yield ConfigError('train.graph = "on" captures graphs of train.device = "gpu", found "cpu"; set train.graph = "off"')
+    if config.comm.device_buffers != "off":
+        buffers = f'comm.device_buffers = "{config.comm.device_buffers}"'
+        if not on_gpu:
+            yield ConfigError(f'{buffers} hands MPI memory of train.device = "gpu", found "cpu"; set comm.device_buffers = "off"')
+        if config.comm.library != "mpi" or config.comm.algorithm == "mpi":
+            other = 'algorithm = "mpi"' if config.comm.library == "mpi" else f'library = "{config.comm.library}"'
+            yield ConfigError(f"{buffers} is for messages of our own algorithms, found comm.{other}; "
+                              'set comm.device_buffers = "off"')
     if config.comm.library != "mpi":
         library = f'comm.library = "{config.comm.library}"'
         if not on_gpu:
@@ -96,9 +104,9 @@ def devices(config: Config, grid: Grid, on_gpu: bool) -> Iterator[ConfigError]:
         if config.comm.cuts != "none" or config.comm.node_shared:
             yield ConfigError(f"{library} adds up whole gradients, found comm.sharding or comm.node_shared; leave them out, or "
                               'set comm.library = "mpi"')
-        if config.comm.library == "ipc" and config.comm.wire_dtype != "float32":
-            yield ConfigError(f'{library} sends no gradients, found comm.wire_dtype = "{config.comm.wire_dtype}"; leave it '
-                              '"float32", or set comm.library = "mpi"')
+        if config.comm.wire_dtype != "float32":
+            yield ConfigError(f'{library} adds up gradients as they are, found comm.wire_dtype = "{config.comm.wire_dtype}"; '
+                              'leave it "float32", or set comm.library = "mpi"')
     if way == "host" and not on_gpu:
         yield ConfigError('optimizer.offload = "host" keeps optimizer state in host memory, where it is already with '
                           'train.device = "cpu"; set optimizer.offload = "file" to keep it in a file, or "none"')

@@ -141,6 +141,7 @@ class MeshConfig:
 class CommConfig:
     algorithm: str | Own = "auto"            # shared memory on a node; a name: by messages
     library: Literal["mpi", "nccl", "ipc"] = "mpi"       # what adds up gradients of GPUs; "ipc": ranks that share one
+    device_buffers: Literal["off", "auto", "on"] = "off"       # MPI is handed memory of GPUs; "auto": where it takes that
     bucket_mb: float | str = 4.0             # or "auto": cut where measured ready times say
     progress: Progressing = "poll"
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # element type of messages

@@ -11,6 +11,8 @@ from device_counts import counted
 from fakegpu import put
 
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.errors import DesyncError
+from mpitrain.schedules.ring import ring_all_gather, ring_reduce_scatter
 
 
 def arrays(rank: int, sizes: tuple[int, ...]) -> list[np.ndarray[Any, Any]]:
@@ -45,3 +47,82 @@ def test_a_sum_that_has_begun_waits_for_no_copy(comm: Any) -> None:
         work.wait()
     assert float(x.get()[7]) == channel.size
     channel.close()
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+@pytest.mark.parametrize("algorithm", ["ring", "segmented_ring", "halving_doubling", "recursive_doubling", "direct"])
+def test_sums_that_devices_pack_have_the_bits_of_those_that_hosts_pack(comm: Any, algorithm: str, wire: str) -> None:
+    """And no more goes over the bus than messages carry, but for what others are added to first."""
+    channel = Channel(comm.Dup(), "sums", algorithm=algorithm, wire=wire)
+    sizes = (4, 40_002)
+    for lag in (0, 40):
+        ours = arrays(channel.rank, sizes)
+        on_device = [put(x) for x in ours]
+        with fakecuda.lagging(lag), counted() as counts:
+            works = [channel.prepare(x, f"sum {i}").start() for i, x in enumerate(on_device)]
+            for work in reversed(works):
+                work.wait()
+        for i, x in enumerate(ours):
+            channel.prepare(x, f"sum {i}").run()
+            assert on_device[i].get().tobytes() == x.tobytes()
+        assert channel.size == 1 or counts.up == 2 * sum(sizes) and counts.down <= 4 * sum(sizes)
+        assert channel.size != 2 or counts.down == (2 if algorithm == "recursive_doubling" else 3) * sum(sizes)
+    channel.close()
+
+
+def test_a_scattered_sum_comes_back_in_float32_and_alone(comm: Any) -> None:
+    channel = Channel(comm.Dup(), "sums", wire="bfloat16")
+    ours, = arrays(channel.rank, (4001,))
+    on_device = put(ours)
+    with counted() as counts:
+        there = channel.reduce_scatter(on_device, ring_reduce_scatter, name="slice")
+    here = channel.reduce_scatter(ours, ring_reduce_scatter, name="slice")
+    assert there.get().tobytes() == here.tobytes()
+    assert channel.size == 1 or counts.up == here.nbytes
+    channel.close()
+
+
+@pytest.mark.parametrize("wire", [None, "bfloat16"])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "halving_doubling", "direct"])
+def test_mpi_that_takes_memory_of_devices_makes_the_same_sums_and_nothing_crosses_the_bus(comm: Any, algorithm: str,
+                                                                                          wire: str | None) -> None:
+    """Several at once, twice, that are waited for in another order than they began in."""
+    channel, staged = (Channel(comm.Dup(), name, algorithm=algorithm, wire=wire) for name in ("there", "staged"))
+    channel.device_buffers = True
+    sizes = (3, 40_002, 0)
+    for _ in range(2):
+        ours = arrays(channel.rank, sizes)
+        on_device = [put(x) for x in ours]
+        with counted() as counts:
+            works = [channel.prepare(x, f"sum {i}").start() for i, x in enumerate(on_device)]
+            for work in reversed(works):
+                work.wait()
+        assert counts.up == counts.down == counts.n_syncs == 0
+        for i, x in enumerate(ours):
+            staged.prepare(x, f"sum {i}").run()
+            assert on_device[i].get().tobytes() == x.tobytes()
+    channel.close()
+    staged.close()
+
+
+def test_slices_are_summed_and_gathered_in_memory_of_devices(comm: Any) -> None:
+    channel = Channel(comm.Dup(), "slices")
+    channel.device_buffers = True
+    ours, = arrays(channel.rank, (4001,))
+    on_device, total = put(ours), ours.copy()
+    channel.prepare(total, "sum").run()
+    with counted() as counts:
+        channel.reduce_scatter(on_device, ring_reduce_scatter, name="slice")
+        channel.all_gather(on_device, ring_all_gather, name="slices")
+    assert counts.up == counts.down == 0
+    np.testing.assert_allclose(on_device.get(), total, rtol=0, atol=1e-5)
+    channel.close()
+
+
+def test_a_rank_that_is_at_another_sum_is_found_with_memory_of_devices_too(comm: Any) -> None:
+    if comm.size == 1:
+        return
+    channel = Channel(comm.Dup(), "sums", algorithm="ring")
+    channel.device_buffers = True
+    with pytest.raises(DesyncError, match="every rank must start the same collectives in the same order"):
+        channel.prepare(put(np.ones(100, np.float32)), f"sum {channel.rank}").run()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from algorithms import direct, ring_reduce_scatter, star
 
+from mpitrain.comm.messages.bus import across_the_bus
 from mpitrain.comm.messages.packing import compacted, packed
 from mpitrain.comm.messages.program import Operation, Stage, needed, plain
 from mpitrain.kernels.wire import format_of
@@ -42,10 +43,13 @@ class Simulated:
                 getattr(self.format, name)(*views)
 
 
-def simulate(program: Callable[[int], Sequence[Stage]], values: np.ndarray, packing: str = "bfloat16") -> np.ndarray:
-    """What each rank's data (rows) hold in the end."""
+def simulate(program: Callable[[int], Sequence[Stage]], values: np.ndarray, packing: str = "bfloat16",
+             memories: Sequence[dict[str, np.ndarray]] = ()) -> np.ndarray:
+    """What each rank's data (rows) hold in the end. The ranks may bring memory."""
     n = len(values)
     ranks = [Simulated(program(rank), values[rank].copy(), packing) for rank in range(n)]
+    for rank, memory in zip(ranks, memories):
+        rank.memory.update(memory)
     wires: dict[Any, deque[np.ndarray]] = defaultdict(deque)
     moved = True
     while moved:
@@ -144,3 +148,47 @@ def test_a_scattered_sum_keeps_its_float32_digits(n: int) -> None:
     total = np.concatenate([found[rank, part(rank, n, length).start:part(rank, n, length).stop] for rank in range(n)])
     assert (np.abs(total - values.astype(np.float64).sum(0)) <= n * 2**-8 * np.abs(values).sum(0)).all()
     assert (rounded(total, "bfloat16") != total).any()
+
+
+def over_the_bus(name: str, values: np.ndarray, packing: str) -> tuple[np.ndarray, int, int]:
+    """What each rank's device holds in the end, and the bytes that all of them have sent down and up. What has not come down is
+    NaN on the host."""
+    n, length = values.shape
+    programs, memories, ups, n_bytes = [], [], [], [0, 0]
+    for rank in range(n):
+        stages, crossing = across_the_bus(packed_program(name, n, length)(rank), [(0, length)], True)
+        memory = {"data": np.full(length, np.nan, np.float32), "data16": np.full(length, 0xFFFF, np.uint16)}
+        for start, stop in crossing.packed:
+            format_of(packing).pack(values[rank, start:stop].copy(), memory["data16"][start:stop])
+        for start, stop in crossing.wide:
+            memory["data"][start:stop] = values[rank, start:stop]
+        n_bytes[0] += sum((stop - start) * size for bounds, size in ((crossing.packed, 2), (crossing.wide, 4))
+                          for start, stop in bounds)
+        n_bytes[1] += sum((stop - start) * 2 for start, stop in crossing.up)
+        programs.append(stages)
+        memories.append(memory)
+        ups.append(crossing.up)
+    simulate(lambda rank: programs[rank], values, packing, memories)
+    found = np.full(values.shape, np.nan, np.float32)
+    for rank, up in enumerate(ups):
+        for start, stop in up:
+            format_of(packing).unpack(memories[rank]["data16"][start:stop], found[rank, start:stop])
+    return found, *n_bytes
+
+
+@pytest.mark.parametrize("packing", ["bfloat16", "float16"])
+@pytest.mark.parametrize("n", RANKS)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_devices_send_packed_makes_the_bits_of_the_host(name: str, n: int, packing: str) -> None:
+    for length in (0, 1, n - 1, 4 * n + 1, 100):
+        values = contributions(n, length)
+        wanted = simulate(packed_program(name, n, length), values, packing)
+        found, down, up = over_the_bus(name, values, packing)
+        assert found.tobytes() == wanted.tobytes(), length
+        assert up == 2 * values.size and down <= 4 * values.size
+
+
+@pytest.mark.parametrize(("name", "bytes_each"), [("recursive_doubling", 2), ("direct", 2.5), ("segmented_ring", 3.5)])
+def test_values_come_down_packed_unless_others_are_added_to_them_first(name: str, bytes_each: float) -> None:
+    _, down, _ = over_the_bus(name, contributions(4, 400), "bfloat16")
+    assert down == bytes_each * 1600

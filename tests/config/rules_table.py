@@ -165,9 +165,13 @@ mlp train.reproducible=layout train.threads=2 => needs one BLAS thread a rank, f
 mlp train.precision=bfloat16 train.threads=2 => computes on one thread a rank, found train.threads = 2
 mlp train.reproducible=layout train.device=gpu => is for train.device = "cpu", found "gpu": there the order in which a
 mlp comm.progress=thread train.device=gpu => comm.progress = "thread" is for train.device = "cpu": a GPU computes
+mlp comm.device_buffers=on => comm.device_buffers = "on" hands MPI memory of train.device = "gpu", found "cpu"; set
+mlp comm.device_buffers=auto comm.library=nccl train.device=gpu => is for messages of our own algorithms, found comm.library
+mlp comm.device_buffers=on comm.algorithm=mpi train.device=gpu => is for messages of our own algorithms, found comm.alg
 mlp comm.library=ipc => comm.library = "ipc" adds up gradients of train.device = "gpu", found "cpu"; set comm.library = "mpi"
 mlp comm.library=ipc comm.sharding=optimizer train.device=gpu => comm.library = "ipc" adds up whole gradients, found comm.sharding
-mlp comm.library=ipc comm.wire_dtype=bfloat16 train.device=gpu => comm.library = "ipc" sends no gradients, found comm.wire_dtype =
+mlp comm.library=ipc comm.wire_dtype=bfloat16 train.device=gpu => comm.library = "ipc" adds up gradients as they are, found
+mlp comm.library=nccl comm.wire_dtype=float16 train.device=gpu => comm.library = "nccl" adds up gradients as they are, found
 mlp@2,4 comm.node_shared=true train.device=gpu => found gradients on a GPU; set train.device = "cpu", or comm.node_shared
 mlp optimizer.offload=host => where it is already with train.device = "cpu"; set optimizer.offload = "file"
 mlp comm.node_shared=true optimizer.offload=file => comm.node_shared = true has one copy that the ranks of a node share; set

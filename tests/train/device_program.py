@@ -1,5 +1,9 @@
-"""``python -m mpitrain`` with the stand-in for a GPU: python device_program.py train run.toml train.device=gpu"""
+"""``python -m mpitrain`` with the stand-in for a GPU: python device_program.py train run.toml train.device=gpu
 
+Whether MPI takes the stand-in's memory is tried out in a process with the stand-in, where $MPITRAIN_FAKE_MPI is done first.
+"""
+
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +12,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import fakegpu
 
 from mpitrain.__main__ import main
+from mpitrain.comm.messages import gpu_probe
 
+gpu_probe.CHILD = f"import fakegpu; fakegpu.instead_of_cupy(); {os.environ.get('MPITRAIN_FAKE_MPI', 'pass')}; {gpu_probe.CHILD}"
 fakegpu.instead_of_cupy()
 main()

@@ -60,14 +60,15 @@ def test_a_run_on_the_stand_in_has_the_losses_of_the_host(tmp_path: Path, n: int
     np.testing.assert_allclose([line["grad_norm"] for line in on_device], [line["grad_norm"] for line in on_host], rtol=2e-4)
 
 
-def test_gradients_added_up_by_nccl_are_those_of_messages(tmp_path: Path) -> None:
+def test_gradients_added_up_by_nccl_or_sent_from_memory_of_the_gpu_are_those_sent_from_the_host(tmp_path: Path) -> None:
     """With several buckets and micro-batches; the sum of two ranks has no order, so the bits are equal."""
     config = write(tmp_path)
-    for library in ("mpi", "nccl"):
+    ways = ["library=mpi", "library=nccl", "device_buffers=on"]
+    for way in ways:
         result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "train.steps=12", "train.micro_batches=4",
-                        "comm.bucket_mb=0.002", f"comm.library={library}", f"run.out={library}", cwd=tmp_path)
+                        "comm.bucket_mb=0.002", f"comm.{way}", f"run.out={way}", cwd=tmp_path)
         assert result.rc == 0, result.err
-    assert record(tmp_path / "mpi")["parameters_sha256"] == record(tmp_path / "nccl")["parameters_sha256"]
+    assert len({record(tmp_path / way)["parameters_sha256"] for way in ways}) == 1
 
 
 def test_nccl_is_refused_for_two_ranks_of_one_gpu_and_on_the_host(tmp_path: Path) -> None:
@@ -99,6 +100,14 @@ def test_ranks_that_do_not_share_a_gpu_cannot_add_up_in_its_memory(tmp_path: Pat
     assert result.rc == 78 and 'comm.library = "ipc" is for ranks that share a GPU, but rank 0 has ' in result.error_lines[0]
     on_host = train(2, config, "comm.library=ipc")
     assert on_host.rc == 78 and 'comm.library = "ipc" adds up gradients of train.device = "gpu"' in on_host.error_lines[0]
+
+
+def test_an_mpi_that_crashes_with_memory_of_the_gpu_is_refused_in_one_line(tmp_path: Path) -> None:
+    config, crashes = write(tmp_path), {"MPITRAIN_FAKE_MPI": "import os; os.kill(os.getpid(), 11)"}
+    result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "comm.device_buffers=on", cwd=tmp_path, env=crashes)
+    assert result.rc == 78 and len(result.error_lines) == 1
+    assert ('comm.device_buffers = "on", but MPI takes no addresses of GPU memory on rank 0: a process that sent some to itself '
+            'was ended by SIGSEGV; set it "off", or ') in result.error_lines[0]
 
 
 NET = """

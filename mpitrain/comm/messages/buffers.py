@@ -7,12 +7,16 @@ on computing, and the host does not wait before the messages need the values.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels.wire import Format
+
+if TYPE_CHECKING:
+    from mpitrain.comm.messages.bus import Bounds, Crossing
 
 Host: TypeAlias = np.ndarray[Any, Any]
 LINE = 64                                                     # bytes of a cache line, which two ranks should not both write to
@@ -93,6 +97,22 @@ def assert_usable(array: Array) -> None:
         "a collective writes its result into the array, which is read-only"
 
 
+class Values(Protocol):
+    """The values of an array on the host, for as long as messages read and write them, and packed values beside them or None.
+
+    They are there once `ready()`, which does not wait, says so, or `wait()` has returned.
+    """
+
+    @property
+    def host(self) -> Host: ...
+    @property
+    def packed(self) -> Host | None: ...
+
+    def ready(self) -> bool: ...
+    def wait(self) -> None: ...
+    def close(self) -> None: ...
+
+
 class Staged:
     """`array` as a flat host array `host`, for as long as messages read and write it; `close` brings the values back.
 
@@ -100,6 +120,8 @@ class Staged:
     Values of a device are on their way here until `ready()`, which does not wait, or `wait()`, which does; and after `close` on
     their way back: what the device is asked for next begins after they have arrived.
     """
+
+    packed: Host | None = None
 
     def __init__(self, array: Array, pools: Pools):
         assert_usable(array)
@@ -140,11 +162,66 @@ class Staged:
         self._pool = None
 
 
+class PackedByDevice:
+    """A float32 array of a device, for messages of 16 bits: what `crossing` says comes down packed, into `packed`, or as it is,
+    into `host`, and goes up from there. As with `Staged`, nothing waits before the messages need the values.
+
+    The kernels that pack and unpack run on the stream of copies, beside what the device computes.
+    """
+
+    def __init__(self, array: Array, pools: Pools, packing: Format, crossing: Crossing):
+        from mpitrain.kernels.device.wire import format_of
+        assert_usable(array)
+        self._array, self._crossing, self._format = array.reshape(-1), crossing, format_of(packing.name)
+        xp = array_module(array)
+        self._pool, self._cuda, n = pools.staging(xp), xp.cuda, array.size
+        self._staging = self._pool.take(6 * n)
+        self.host: Host = self._staging[:4 * n].view(np.float32)
+        self.packed: Host = self._staging[4 * n:6 * n].view(np.uint16)
+        self._on_device = xp.empty(n, np.uint16)              # Memory of the current stream, which waits for ours in the end.
+        final = self._cuda.Event(disable_timing=True)
+        final.record()                                        # of the current stream, which has written the values
+        self._pool.stream.wait_event(final)
+        with self._pool.stream:
+            if crossing.packed:
+                self._format.pack(self._array, self._on_device)
+            self._down(self._on_device, self.packed, crossing.packed)
+            self._down(self._array, self.host, crossing.wide)
+        self._here = self._cuda.Event(disable_timing=True)
+        self._here.record(self._pool.stream)
+
+    def _down(self, array: Array, to: Host, parts: Iterable[Bounds]) -> None:
+        for start, stop in parts:
+            array[start:stop].get(stream=self._pool.stream, out=to[start:stop], blocking=False)
+
+    def ready(self) -> bool:
+        return bool(self._here.done)
+
+    def wait(self) -> None:
+        self._here.synchronize()
+
+    def close(self) -> None:
+        """Send the results up, and give the staging buffer back."""
+        packed, stream = self._crossing.up_packed, self._pool.stream
+        array, values = (self._on_device, self.packed) if packed else (self._array, self.host)
+        with stream:
+            for start, stop in self._crossing.up:
+                array[start:stop].set(values[start:stop], stream=stream)
+                if packed:
+                    self._format.unpack(array[start:stop], self._array[start:stop])
+        back = self._cuda.Event(disable_timing=True)
+        back.record(stream)
+        self._cuda.get_current_stream().wait_event(back)
+        self._pool.give_after(self._staging, back)
+
+
 class Widened:
     """A 16-bit array as float32 values `host`, in which it is summed; `close` rounds them back.
 
     `packing` says what the 16 bits mean: a bfloat16 array is stored as uint16.
     """
+
+    packed: Host | None = None
 
     def __init__(self, array: Array, pools: Pools, packing: Format):
         self._staged, self._packing, self._pool = Staged(array, pools), packing, pools.host

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitrain.backend import Array
+from mpitrain.backend import Array, array_module
 from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
-from mpitrain.comm.messages.buffers import Host, Pools, Staged, Widened, assert_usable, own_memory
+from mpitrain.comm.messages.buffers import Host, PackedByDevice, Pools, Staged, Values, Widened, assert_usable, own_memory
+from mpitrain.comm.messages.bus import device_packs
 from mpitrain.comm.messages.interpreter import PAIR_BYTES, LibraryWork, Start, StepsWork
 from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
 from mpitrain.comm.messages.prepare import ALONE, Plan, Prepared, Recipe, dtype_name, formats, make_plan, memory_of
@@ -47,6 +48,7 @@ class Channel:
     itself is raised as PeerError. `comm.face.AnyChannel` is the face that it has in common with a `SharedChannel`.
     """
 
+    device_buffers = False                                    # MPI is handed memory of devices, which `gpu_probe` has tried out.
     shared = shares_all = False
     node = cross = None
 
@@ -93,7 +95,8 @@ class Channel:
 
         `dtype="bfloat16"` says that a uint16 array holds bfloat16 numbers.
         """
-        if self._pairs and array.nbytes <= PAIR_BYTES and self._formats(array, dtype, name)[:2] == (None, None):
+        small = self._pairs and array.nbytes <= PAIR_BYTES and not self._hands_over(array)
+        if small and self._formats(array, dtype, name)[:2] == (None, None):
             return self._prepare_pair(array, name)
         if self.algorithm == LIBRARY:
             assert_usable(array)
@@ -201,13 +204,14 @@ class Channel:
     def _prepare(self, operation: str, name: str, array: Array, algorithm: str | Algorithm, *, key: Any = None,
                  dtype: str | None = None, sums: bool = False, results: tuple[tuple[int, int], ...] = (),
                  on_all_ranks: bool = False) -> Prepared:
-        known = (operation, name, array.dtype, array.size, dtype, algorithm if key is None else key)
+        known = (operation, name, type(array), array.dtype, array.size, dtype, algorithm if key is None else key)
         recipe = self._recipes.get(known)
         if recipe is None:
             widened, packing, kind = self._formats(array, dtype, name) if sums else (None, None, dtype_name(array.dtype))
             steps, itemsize = choose(algorithm, self.size, array.nbytes), array.itemsize if widened is None else 4
-            plan = self._plan((operation, known[-1], array.size, itemsize, packing), steps, results if packing else None,
-                              on_all_ranks)
+            by_device = packing is not None and widened is None and not self.device_buffers and device_packs(array, packing)
+            plan = self._plan((operation, known[-1], array.size, itemsize, packing, by_device), steps,
+                              results if packing else None, on_all_ranks)
             signature = Signature.of(operation, name, kind, array.size)
             recipe = self._recipes[known] = Recipe(plan, signature, packing, widened)
         if self.size == 1:
@@ -217,8 +221,14 @@ class Channel:
 
     def _start(self, recipe: Recipe, array: Array) -> Work:
         plan, signature, packing, widened = recipe
-        staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
-        memory, lent = memory_of(plan, staged.host, self.pools.host)
+        if widened is None and self._hands_over(array):
+            return self._start_there(plan, signature, packing, array)
+        staged: Values
+        if plan.crossing is not None and packing is not None:
+            staged = PackedByDevice(array, self.pools, packing, plan.crossing)
+        else:
+            staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
+        memory, lent = memory_of(plan, staged, self.pools.host)
 
         def finish() -> None:
             staged.close()
@@ -228,6 +238,16 @@ class Channel:
         start = self._next(signature, finish)
         tag = data_tag(start.sequence, signature, self._tag_bound)
         return self.progress.added(StepsWork(start, plan.rounds, memory, tag, packing, staged))
+
+    def _hands_over(self, array: Array) -> bool:
+        return self.device_buffers and array_module(array) is not np
+
+    def _start_there(self, plan: Plan, signature: Signature, packing: Format | None, array: Array) -> Work:
+        from mpitrain.comm.messages.on_device import DeviceWork
+        assert_usable(array)
+        start = self._next(signature, lambda: None)
+        tag, stream = data_tag(start.sequence, signature, self._tag_bound), self.pools.staging(array_module(array)).stream
+        return self.progress.added(DeviceWork(start, plan, array, tag, packing, stream))
 
     def _start_library(self, array: Array, widened: Format | None, kind: str, name: str) -> Work:
         staged = Staged(array, self.pools) if widened is None else Widened(array, self.pools, widened)
@@ -262,11 +282,11 @@ class Channel:
               on_all_ranks: bool) -> Plan:
         """This rank's plan for arrays of one size, made once and kept under `key`."""
         if key not in self._plans:
-            _, of, length, itemsize, packing = key
+            _, of, length, itemsize, packing, by_device = key
             if of == THE_CHANNELS and self._own is not None:
                 algorithms.prove(algorithm, self._own, self.size, length, None if packing is None else packing.name)
             self._plans[key] = make_plan(algorithm, self.rank, self.size, length, itemsize, self._message_bytes, results,
-                                         on_all_ranks)
+                                         on_all_ranks, by_device)
         return self._plans[key]
 
     def _next(self, signature: Signature, finish: Callable[[], None]) -> Start:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mpitrain.comm.messages.buffers import Host, Staged, Widened
+from mpitrain.comm.messages.buffers import Host, Values
 from mpitrain.comm.messages.polled import PolledWork
 from mpitrain.comm.messages.program import Messages, Operation
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature, unpack
@@ -95,7 +95,7 @@ class StepsWork(HeadedWork):
     """
 
     def __init__(self, start: Start, rounds: Sequence[Messages], memory: dict[str, Host], tag: int, packing: Format | None,
-                 staged: Staged | Widened):
+                 staged: Values):
         super().__init__(start)
         self._rounds, self._memory, self._tag, self._packing, self._index = rounds, memory, tag, packing, -1
         self._bytes = {name: array.view(np.uint8) for name, array in memory.items()}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpitrain.comm.messages.bus import Crossing, across_the_bus
 from mpitrain.comm.messages.packing import compacted, packed
 from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, needed, plain, translate
 from mpitrain.comm.messages.signature import Signature
@@ -17,7 +18,7 @@ from mpitrain.schedules.steps import Algorithm, data
 
 if TYPE_CHECKING:
     from mpitrain.backend import Array
-    from mpitrain.comm.messages.buffers import Host, Pool
+    from mpitrain.comm.messages.buffers import Host, Pool, Values
     from mpitrain.comm.work import Work
 
 PACKED = np.dtype(np.uint16)
@@ -28,23 +29,31 @@ class Plan(NamedTuple):
 
     rounds: list[Messages]
     elements: dict[str, int]
+    crossing: Crossing | None = None                          # what goes over the bus, where a device packs
 
 
 def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: int, message_bytes: int = MESSAGE_BYTES,
-              results: Sequence[tuple[int, int]] | None = None, on_all_ranks: bool = False) -> Plan:
+              results: Sequence[tuple[int, int]] | None = None, on_all_ranks: bool = False, device_packs: bool = False) -> Plan:
     """The plan of one rank. With `results` (the elements [start, stop) that count at the end) messages are packed to 16 bits;
-    a result that is `on_all_ranks` is rounded on all of them, so that it has the same bits."""
-    stages = plain(algorithm(rank, n, length))
+    a result that is `on_all_ranks` is rounded on all of them, so that it has the same bits. With `device_packs` packed values
+    lie beside the whole data, where a device puts them and takes them from."""
+    stages, crossing = plain(algorithm(rank, n, length)), None
+    buffers = ["inbox"]
     if results is not None:
-        stages = compacted(packed(stages, [data(start, stop) for start, stop in results], on_all_ranks))
+        stages = packed(stages, [data(start, stop) for start, stop in results], on_all_ranks)
+        if device_packs:
+            stages, crossing = across_the_bus(stages, results, on_all_ranks)
+        else:
+            stages = compacted(stages)
+        buffers += ["inbox16"] if device_packs else ["data16", "inbox16"]
     sizes = {"data": itemsize, "inbox": itemsize, "data16": 2, "inbox16": 2}
-    return Plan(translate(stages, sizes, message_bytes),
-                {buffer: needed(stages, buffer) for buffer in ("inbox", *(("data16", "inbox16") if results is not None else ()))})
+    return Plan(translate(stages, sizes, message_bytes), {buffer: needed(stages, buffer) for buffer in buffers}, crossing)
 
 
-def memory_of(plan: Plan, host: Host, pool: Pool) -> tuple[dict[str, Host], list[Host]]:
-    """The arrays that a plan names, `host` as the data, and the buffers lent by the pool."""
-    memory, lent = {"data": host}, []
+def memory_of(plan: Plan, values: Values, pool: Pool) -> tuple[dict[str, Host], list[Host]]:
+    """The arrays that a plan names, the `values` on the host as the data, and the buffers lent by the pool."""
+    host = values.host
+    memory, lent = {"data": host} if values.packed is None else {"data": host, "data16": values.packed}, []
     for buffer, elements in plan.elements.items():
         dtype = PACKED if buffer.endswith("16") else host.dtype
         lent.append(pool.take(elements * dtype.itemsize))

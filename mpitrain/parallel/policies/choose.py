@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from mpitrain.arguments import call
+from mpitrain.backend import Device
 from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.config.sections import POLICIES, Config
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.policies.policy import Policy, Setup
@@ -70,9 +72,26 @@ def gradient_channel(setup: Setup, *, by_messages: bool) -> AnyChannel:
     comm, mesh, algorithm = setup.config.comm, setup.context.mesh, setup.algorithm
     wire = None if comm.wire_dtype == "float32" else comm.wire_dtype
     channel = mesh.channel(REPLICAS, "gradients", algorithm=algorithm, wire=wire)
+    if comm.device_buffers != "off" and setup.device.name == "gpu":
+        hand_over(channel, setup.device, insist=comm.device_buffers == "on")
     if algorithm == AUTO and setup.device.name == "cpu" and channel.size > 1 and not by_messages:
         return mesh.share_memory(channel)
     return channel
+
+
+def hand_over(channel: Channel, device: Device, *, insist: bool) -> None:
+    """Makes the channel hand memory of GPUs to MPI, where MPI takes that on every rank. Else a note says why not; ConfigError on
+    all ranks where the user insists."""
+    from mpitrain.comm.messages.gpu_probe import refusal
+    refused = channel.gather_objects(refusal(int(device.xp.cuda.Device().id)) if channel.size > 1 else "")
+    rank = next((rank for rank, why in enumerate(refused) if why), None)
+    channel.device_buffers = rank is None
+    if rank is None:
+        return
+    said = f"MPI takes no addresses of GPU memory on rank {rank}: {refused[rank]}"
+    if insist:
+        raise ConfigError(f'comm.device_buffers = "on", but {said}; set it "off", or use an MPI that was built with CUDA')
+    channel.notes.append(f'comm.device_buffers = "auto": gradients go by way of host memory, since {said}')
 
 
 def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:

@@ -22,6 +22,8 @@ class Replicated(Policy):
         super().__init__(setup, channel)
         self.of_experts: Channel | None = None if self.mesh.size("ep") == 1 else self.mesh.channel(
             COPIES, "gradients of experts", algorithm=channel.algorithm, wire=channel.messages.wire)
+        if self.of_experts is not None:
+            self.of_experts.device_buffers = channel.messages.device_buffers
         self.allocate_gradients: Callable[[int], Any] | None = None       # makes the arena that ranks sum, where they share it
 
     def bucket_sum(self) -> BucketSum:
