@@ -179,10 +179,10 @@ vectorises as well (0.6 ms for 1.9 million float32 on one core; eight running su
 
 
 NUMBERS = 8                # float64: 64 bytes, which one copy brings to the host
-NORM, FACTOR, FOUND, SCALE, GOOD = range(5)
+NORM, FACTOR, FOUND, SCALE, GOOD, LEFT_OUT, LOSSES = range(7)
 """Places in the numbers of a step: the gradient's norm, before clipping; what the update multiplies gradients with; 1 where one
-is not finite, and nothing may change; the scale of the loss, of which gradients are multiples; good steps since it changed. The
-others are free: for the step's loss, say."""
+is not finite, and nothing may change; the scale of the loss, of which gradients are multiples; good steps since it changed;
+steps of the run that have been left out. Those from LOSSES on have room for what comes down with them."""
 
 
 def _conclude_norm_reference(numbers: Array, sums: Array, limit: float, interval: int, growth: float, backoff: float) -> None:
