@@ -7,13 +7,13 @@ between them. A third array module (the tests' stand-in for a GPU) joins through
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from mpitrain.backend.downloads import Downloads, Read
 from mpitrain.errors import ConfigError, text_of
 
 Array: TypeAlias = Any                       # numpy.ndarray or cupy.ndarray; the one alias for both
@@ -68,6 +68,10 @@ class Device:
 
     name: str
     xp: Any
+    downloads: Downloads = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "downloads", Downloads(self.xp))
 
     def put(self, array: Any) -> Array:
         """`array` on this device; no copy where it is there already."""
@@ -75,20 +79,10 @@ class Device:
             return array
         return self.xp.asarray(asnumpy(array))
 
-    def read_later(self, array: Array) -> Callable[[], np.ndarray[Any, Any]]:
-        """Begins to copy a small array to the host, and returns what waits for it and gives it: nothing waits until then."""
-        if self.xp is np:
-            return lambda: array
-        cuda = self.xp.cuda
-        there = np.frombuffer(cuda.alloc_pinned_memory(max(array.nbytes, 1)), array.dtype, array.size).reshape(array.shape)
-        array.get(out=there, blocking=False)
-        here = cuda.Event(disable_timing=True)
-        here.record()
-
-        def read() -> np.ndarray[Any, Any]:
-            here.synchronize()
-            return there
-        return read
+    def read_later(self, array: Array, room: int | None = None) -> Read:
+        """Begins to copy a small array to the host, and returns what waits for it and gives it: nothing waits until then. For
+        `room`, see `Downloads.begin`."""
+        return self.downloads.begin(array, room)
 
     def synchronize(self) -> None:
         """Returns when everything queued on the device has finished (at once on the host)."""

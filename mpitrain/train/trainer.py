@@ -100,6 +100,7 @@ class Trainer:
         """
         n = self.channel.size
         if isinstance(parts, LateLosses):
+            parts.begin()
             if n == 1:
                 return parts, seconds[0], NO_TALLY, NO_TALLY
             parts = parts_of(parts)

@@ -96,7 +96,7 @@ def test_a_whole_step_brings_up_its_batch_and_down_a_loss_that_is_read_a_step_la
     with counted() as counts:
         training.launch()
     x, y = training.batches[0]
-    assert counts.up <= x.nbytes + y.nbytes + 1024 and counts.down <= 64 + 8            # the numbers of the norm, and the loss
+    assert counts.up <= x.nbytes + y.nbytes + 1024 and counts.down == 7 * 8, "the norm's numbers, and the loss among them"
     assert counts.syncs == {"event": 1} or not counts.syncs, "of this step; the event is that of the step before"
     assert graph == "off" or counts.launches["graph"] == 1 and counts.n_launches <= 12, counts.launches
     training.close()

@@ -15,15 +15,20 @@ from mpitrain.errors import NumericsError
 
 class LateLosses:
     """The summed losses of a step's micro-batches, 0-d arrays on `device`, on their way to the host; `count` is the number of
-    their terms over all ranks. `float` of it is their part of the mean loss. `without_terms` makes the error of losses whose
-    count is 0."""
+    their terms over all ranks. `float` of it is their part of the mean loss. They come down with the next small copy that has
+    room, that of the norm's numbers; where there is none, by their own, from `begin` on. `without_terms` makes the error of
+    losses whose count is 0."""
 
     def __init__(self, device: Device, losses: Sequence[Array], micro_batches: Sequence[MicroBatch], n_micro: int,
                  count: float, without_terms: Callable[[float], Exception]):
         together = device.xp.stack(list(losses)) if len(losses) > 1 else losses[0].reshape(1)
-        self._read, self._micro = device.read_later(together), [(m.index, m.step, m.first) for m in micro_batches]
+        self._read, self._micro = device.downloads.with_next(together), [(m.index, m.step, m.first) for m in micro_batches]
         self._n_micro, self._count, self._without_terms = n_micro, count, without_terms
         self._parts: np.ndarray[Any, Any] | None = None
+
+    def begin(self) -> None:
+        """Begins their copy, if they are not on their way yet: before the next step writes other losses there."""
+        self._read.begin()
 
     def parts(self) -> np.ndarray[Any, Any]:
         """Each micro-batch's part of the mean loss, (n_micro,) float64, 0 where it is another rank's. Waits for the device.

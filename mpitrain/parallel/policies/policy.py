@@ -19,7 +19,7 @@ from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import GraphError, NumericsError
-from mpitrain.kernels.optimizer import FOUND, NORM
+from mpitrain.kernels.optimizer import FOUND, LOSSES, NORM
 from mpitrain.nn import FlatLayout, FlatStorage
 from mpitrain.optim import Optimizer, Segment, clip_factor
 from mpitrain.optim.norm import numbers_of_a_step
@@ -282,7 +282,7 @@ class Policy(ABC):
         if self._on_device is not None and not self.want_norm:
             self.numbers = self._on_device
             self.norm.conclude(gradients, self.numbers, self.clip_norm)
-            self._found = self.step + 1, self.setup.device.read_later(self.numbers)
+            self._found = self.step + 1, self.setup.device.read_later(self.numbers, LOSSES)
             return None, 1.0
         norm = self.norm(gradients)
         if not math.isfinite(norm):
