@@ -1,9 +1,10 @@
-"""Kernels of ``native/device`` on a GPU, by CuPy: compiled by NVRTC at the first use, kept in the private cache.
+"""Kernels of ``native/device`` on a GPU, by CuPy: compiled by NVRTC, ahead (`backend.compiling`) or at the first use, and kept in
+the private cache.
 
 Not in CuPy's, which would not do: it tells sources apart by their own text, without that of headers, and compiles them with
 ``-ftz=true``, by which numbers below 1e-38 become 0 and bits are not the host's.
 
-CuPy is imported where this module is. (A first step with nothing in the cache compiles about a second for each source.)
+CuPy is imported where this module is.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import cupy
 from cupy.cuda import compiler
 
-from mpitrain.backend.cache import cache_folder, one_at_a_time
+from mpitrain.backend.cache import WAIT, cache_folder, one_at_a_time
 from mpitrain.backend.cubins import OPTIONS, version
 from mpitrain.backend.cublaslt import WORKSPACE, CublasLt, load
 from mpitrain.backend.runtime import Grid, Launch, ProductForm, device_folder
@@ -62,15 +64,24 @@ class Cuda:
 
     @staticmethod
     def _compiled(source: str) -> Any:
-        folder, target = device_folder(), cupy.cuda.Device().compute_capability
-        path = folder / f"{source}.cu"
-        name = f"{source}-{target}-{version(path, target, cupy.__version__, compiler._get_nvrtc_version())}.cubin"
-        kept = cache_folder() / name
-        if not kept.exists():
-            with one_at_a_time(name):
-                if not kept.exists():
-                    made, _ = compiler.compile_using_nvrtc(path.read_text(), (*OPTIONS, f"-I{folder}"), filename=path.name)
-                    new = kept.with_suffix(f".{os.getpid()}")
-                    new.write_bytes(made)
-                    new.replace(kept)
-        return cupy.RawModule(path=str(kept))
+        return cupy.RawModule(path=str(keep(source, cupy.cuda.Device().compute_capability)))
+
+
+def kept_at(source: str, target: str) -> Path:
+    """Where a source's code is kept for GPUs of this compute capability ("90"): a file of its own for all that it is made of."""
+    made_of = version(device_folder() / f"{source}.cu", target, cupy.__version__, compiler._get_nvrtc_version())
+    return cache_folder() / f"{source}-{target}-{made_of}.cubin"
+
+
+def keep(source: str, target: str, wait: float = WAIT) -> Path:
+    """Compiles a source for the current device, whose compute capability is `target`, where it is not kept, and returns where it
+    is. Another process that is at it is waited for; with `wait` 0 it is left to it."""
+    kept, path = kept_at(source, target), device_folder() / f"{source}.cu"
+    if not kept.exists():
+        with one_at_a_time(kept.name, wait) as mine:
+            if (mine or wait) and not kept.exists():
+                made, _ = compiler.compile_using_nvrtc(path.read_text(), (*OPTIONS, f"-I{path.parent}"), filename=path.name)
+                new = kept.with_suffix(f".{os.getpid()}")
+                new.write_bytes(made)
+                new.replace(kept)
+    return kept
