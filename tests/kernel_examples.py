@@ -81,6 +81,13 @@ def update(arrays: int, *scalars: float, n: int = 1000) -> Example:
     return Example(lambda rng, dtype: (*(abs(rng.standard_normal(n)).astype(dtype) for _ in range(arrays)), *scalars))
 
 
+def decoding(heads: int, groups: int, width: int, capacity: int, at: tuple[int, ...]) -> Example:
+    """New positions of texts whose slots are in no order, to a cache of so many positions."""
+    slots = np.array([3, 0, 1, 4, 2][:len(at)])
+    return Example(lambda rng, dtype: (*normal(rng, dtype, (len(at), heads * (groups + 2) * width), (5, heads, capacity, width),
+                                               (5, heads, capacity, width)), slots, np.array(at)), 2e-6)
+
+
 def numbers_of_a_step(n: int, limit: float, interval: int, good: float = 2, found: float = 1.0) -> Example:
     """The end of a norm of n sums, one of which is times `found`."""
     def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
@@ -409,6 +416,8 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
             *normal(rng, dtype, (84, width), (14, half), (14, half)), 7, between, interleaved, True), 1e-6)
         for width, half, between, interleaved in ((13, 5, 6, True), (64, 32, 1, False), (64, 32, 2, True), (104, 24, 3, False),
                                                   (104, 24, 3, True), (9, 0, 1, False), (10, 5, 1, False))),
+    "cached_attention": (decoding(2, 1, 64, 300, (299, 64, 63, 0, 130)), decoding(1, 5, 128, 70, (69, 0)),
+                         decoding(3, 2, 40, 65, (64, 7)), decoding(1, 3, 200, 64, (63,)), decoding(1, 4, 16, 8200, (8199, 5000))),
     "random_words": (Example(lambda rng, dtype: (random_rows(rng), KEY, 1036), dtypes=("float64",)),),
     "sgd": (update(2, 0.1, 0.01, 0.5, n=4103),),
     "adam": (update(4, 0.01, 0.99, 0.1, 0.1, 0.99, 0.01, 1.5, 1e-8, 0.5, n=4103),),

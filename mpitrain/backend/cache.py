@@ -46,8 +46,9 @@ def _usable(folder: Path) -> bool:
 
 
 @contextmanager
-def one_at_a_time(name: str) -> Iterator[None]:
-    """Inside, no other process that has this cache folder works under this name: the first compiles, the others wait for it.
+def one_at_a_time(name: str, wait: float = WAIT) -> Iterator[bool]:
+    """Inside, no other process that has this cache folder works under this name: the first compiles, the others wait for it, so
+    many seconds at most. False inside where another has been at it all that time.
 
     A process that ends lets go. One that takes longer than any compiler is not waited for, and neither is anybody where the
     file system has no locks, or no room for one: then several do the same work, and each renames its result into place.
@@ -55,19 +56,21 @@ def one_at_a_time(name: str) -> Iterator[None]:
     try:
         handle = os.open(cache_folder() / f"{name}.lock", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     except OSError:                               # The folder is full; the library's own writing will fail and say so.
-        yield
+        yield True
         return
     with open(handle, "wb") as file:
-        end = time.monotonic() + WAIT
-        while time.monotonic() < end:
+        end, mine = time.monotonic() + wait, False
+        while not mine:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
+                mine = True
             except BlockingIOError:
+                if time.monotonic() >= end:
+                    break
                 time.sleep(LOOK)
             except OSError:                       # This file system has no locks.
-                break
-        yield
+                mine = True
+        yield mine
 
 
 def prepare_numba(version: str) -> None:

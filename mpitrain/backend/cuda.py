@@ -1,22 +1,25 @@
-"""Kernels of ``native/device`` on a GPU, by CuPy: compiled by NVRTC at the first use, kept in the private cache.
+"""Kernels of ``native/device`` on a GPU, by CuPy: compiled by NVRTC, ahead (`backend.compiling`) or at the first use, and kept in
+the private cache.
 
 Not in CuPy's, which would not do: it tells sources apart by their own text, without that of headers, and compiles them with
 ``-ftz=true``, by which numbers below 1e-38 become 0 and bits are not the host's.
 
-CuPy is imported where this module is. (A first step with nothing in the cache compiles about a second for each source.)
+CuPy is imported where this module is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import cupy
 from cupy.cuda import compiler
 
-from mpitrain.backend.cache import cache_folder
-from mpitrain.backend.cubins import OPTIONS, keep, version
+from mpitrain.backend import cubins
+from mpitrain.backend.cache import WAIT, cache_folder
+from mpitrain.backend.cubins import OPTIONS, version
 from mpitrain.backend.cublaslt import WORKSPACE, CublasLt, load
 from mpitrain.backend.runtime import Grid, Launch, ProductForm, device_folder
 
@@ -61,14 +64,24 @@ class Cuda:
 
     @staticmethod
     def _compiled(source: str) -> Any:
-        folder, target = device_folder(), cupy.cuda.Device().compute_capability
-        path = folder / f"{source}.cu"
-        name = f"{source}-{target}-{version(path, target, cupy.__version__, compiler._get_nvrtc_version())}.cubin"
-        kept = cache_folder() / name
-        made = keep(kept, lambda: compiler.compile_using_nvrtc(
-            path.read_text(), (*OPTIONS, f"-I{folder}"), filename=path.name, cache_in_memory=True)[0])     # in no temporary file
+        target = cupy.cuda.Device().compute_capability
+        made = keep(source, target)
         if made is None:
-            return cupy.RawModule(path=str(kept))
+            return cupy.RawModule(path=str(kept_at(source, target)))
         module = cupy.cuda.function.Module()
         module.load(made)
         return module
+
+
+def kept_at(source: str, target: str) -> Path:
+    """Where a source's code is kept for GPUs of this compute capability ("90"): a file of its own for all that it is made of."""
+    made_of = version(device_folder() / f"{source}.cu", target, cupy.__version__, compiler._get_nvrtc_version())
+    return cache_folder() / f"{source}-{target}-{made_of}.cubin"
+
+
+def keep(source: str, target: str, wait: float = WAIT) -> bytes | None:
+    """Compiles a source for the current device, whose compute capability is `target`, where it is not kept; the code itself where
+    it cannot be kept. Another process that is at it is waited for; with `wait` 0 it is left to it."""
+    path = device_folder() / f"{source}.cu"
+    return cubins.keep(kept_at(source, target), lambda: compiler.compile_using_nvrtc(
+        path.read_text(), (*OPTIONS, f"-I{path.parent}"), filename=path.name, cache_in_memory=True)[0], wait)   # no temporary file

@@ -8,6 +8,8 @@ rows are ever added where they arrive, so nothing depends on timing.
 
 from __future__ import annotations
 
+import numpy as np
+
 from mpitrain.backend.namespace import Array, array_module
 
 
@@ -30,23 +32,26 @@ def places(chosen: Array, experts: int, capacity: int) -> tuple[Array, Array, Ar
     """
     xp = array_module(chosen)
     flat = xp.ascontiguousarray(chosen.T).reshape(-1)
-    counts = xp.bincount(flat, minlength=experts)
     order = xp.argsort(flat, kind="stable")
     of_expert = flat[order]
+    starts = xp.searchsorted(of_expert, xp.arange(experts + 1))
     place = xp.empty_like(flat)
-    place[order] = xp.arange(flat.size) - (xp.cumsum(counts) - counts)[of_expert]
-    slots = xp.where(place < capacity, flat * capacity + place, -1)
-    sources = xp.full(experts * capacity, -1, xp.int64)
-    kept = slots >= 0
-    sources[slots[kept]] = xp.arange(flat.size)[kept]
-    return slots.reshape(chosen.shape[::-1]), sources, counts
+    place[order] = xp.arange(flat.size) - starts[of_expert]
+    kept = place < capacity
+    places = flat * capacity + place
+    sources = xp.full(experts * capacity + 1, -1, xp.int64)
+    sources[xp.where(kept, places, experts * capacity)] = xp.arange(flat.size)        # those without a place go behind the others
+    return xp.where(kept, places, -1).reshape(chosen.shape[::-1]), sources[:-1], starts[1:] - starts[:-1]
 
 
 def rows_at(x: Array, index: Array) -> Array:
     """Row index[i] of x (R, D) for each i, zeros where that is -1."""
     xp = array_module(x)
     found: Array = xp.take(x, xp.maximum(index, 0), axis=0)
-    found[index < 0] = 0
+    if xp is np:
+        found[index < 0] = 0
+    else:                                 # a device would have to be waited for: how many rows that are
+        xp.copyto(found, 0, where=(index < 0)[:, None])
     return found
 
 

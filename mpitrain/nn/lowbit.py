@@ -13,7 +13,7 @@ import numpy as np
 
 from mpitrain import ops
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, array_module
+from mpitrain.backend import Array, array_module, constant
 from mpitrain.errors import ConfigError, NumericsError, ShapeError
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
@@ -80,13 +80,21 @@ class LowBitProduct(Function):
 
 
 class LowBitRows(Function):
-    """Rows of a table in a format, as floats, for integers (...) in [0, N)."""
+    """Rows of a table in a format, as floats, for integers (...) in [0, N). Others are refused; on a device, which is not waited
+    for, they give NaN."""
 
     @staticmethod
     def forward(ctx: Context, indices: Array, *, layer: LowBitEmbedding) -> Array:
-        ops.index.check_indices("embedding", indices, layer.outputs)
-        own = {name: array[indices.reshape(-1)] for name, array in layer.arrays().items()}
+        flat = indices.reshape(-1)
+        if ctx.xp is np:
+            ops.index.check_indices("embedding", indices, layer.outputs)
+        else:
+            wrong = (flat < 0) | (flat >= layer.outputs)
+            flat = ctx.xp.where(wrong, 0, flat)
+        own = {name: array[flat] for name, array in layer.arrays().items()}
         rows = layer.format.dequantize(own, layer.inputs).astype(layer.weight.floats, copy=False)
+        if ctx.xp is not np:
+            rows = ctx.xp.where(wrong[:, None], constant(ctx.xp, np.array(np.nan, rows.dtype)), rows)
         return rows.reshape(*indices.shape, layer.inputs)
 
     @staticmethod

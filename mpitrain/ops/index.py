@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.autograd import Context, Function, Tensor
-from mpitrain.backend import Array, is_array, is_float
+from mpitrain.backend import Array, constant, is_array, is_float
 from mpitrain.errors import DataError, ShapeError
 from mpitrain.kernels.rows import scatter_add_rows, take_rows
 from mpitrain.ops.inputs import as_tensor, raw
@@ -91,10 +91,13 @@ class Take(Function):
         if not -x.ndim <= dim < x.ndim:
             raise ShapeError(f"take: dim {dim} of an array with {x.ndim} dims, shape {x.shape}")
         ctx.dim, ctx.shape = dim % x.ndim, x.shape
-        if ctx.xp is np or ctx.dim or not is_float(x.dtype):
+        waits = ctx.xp is np or not is_float(x.dtype)           # a device makes NaN of what is not there
+        if waits:
             check_indices("take", indices, x.shape[dim])
         ctx.save(indices)
-        return ctx.xp.take(x, indices, axis=dim) if ctx.dim else take_rows(x, indices)
+        if ctx.dim == 0:
+            return take_rows(x, indices)
+        return ctx.xp.take(x, indices, axis=dim) if waits else _taken(ctx.xp, x, indices, ctx.dim)
 
     @staticmethod
     def backward(ctx: Context, grad: Array) -> tuple[Any, ...]:
@@ -169,6 +172,13 @@ def _add_at(xp: Any, whole: Array, index: tuple[Any, ...], values: Array) -> Non
     places = xp.arange(count).reshape(whole.shape[:dims])[index].reshape(-1)
     width = prod(whole.shape[dims:])
     scatter_add_rows(whole.reshape(count, width), places, values.reshape(places.size, width))
+
+
+def _taken(xp: Any, x: Array, indices: Array, dim: int) -> Array:
+    """``xp.take`` of floats along a dim other than the first; NaN where an index is not there."""
+    wrong = (indices < 0) | (indices >= x.shape[dim])
+    found = xp.take(x, xp.where(wrong, 0, indices), axis=dim)
+    return xp.where(wrong.reshape(*wrong.shape, *(1,) * (x.ndim - dim - 1)), constant(xp, np.array(np.nan, x.dtype)), found)
 
 
 def check_indices(name: str, indices: Array, n: int) -> None:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Tensor
-from mpitrain.backend import Array, array_module, is_float
+from mpitrain.backend import Array, array_module, is_array, is_float
+from mpitrain.backend import constant as once
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.ops.activation import log_softmax, softplus
 from mpitrain.ops.choice import clip, where
@@ -27,15 +30,22 @@ __all__ = ["binary_cross_entropy", "binary_cross_entropy_with_logits_loss", "cro
            "smooth_l1_loss"]
 
 
-def reduced(terms: Tensor, reduction: str, count: float | None = None) -> Tensor:
-    """The terms, their sum, or that over `count` (default: their number)."""
+def reduced(terms: Tensor, reduction: str, count: float | Array | None = None) -> Tensor:
+    """The terms, their sum, or that over `count` (default: their number), which may be a number that a device has."""
     if reduction == "none":
         return terms
     if reduction == "sum":
         return sum(terms)
     if reduction != "mean":
         raise ConfigError(f'reduction is "none", "mean" or "sum", not "{reduction}"')
+    if count is not None and is_array(count):
+        return sum(terms) * Tensor(array_module(count).where(count == 0, math.nan, 1.0 / count).astype(terms.dtype))
     return mean(terms) if count is None else sum(terms) * (1.0 / count if count else math.nan)
+
+
+def total(weights: Array) -> float | Array:
+    """The sum of labels' weights, that a mean divides by: of a device an array, which nobody waits for."""
+    return float(weights.sum()) if type(weights) is np.ndarray else weights.sum(dtype="float64")
 
 
 def pair(name: str, x: Any, y: Any) -> tuple[Tensor, Tensor]:
@@ -55,7 +65,9 @@ def constant(x: Tensor, values: Any) -> Array:
     try:
         if getattr(getattr(given, "dtype", None), "kind", "f") not in "biuf":
             raise TypeError
-        return array_module(x.array).asarray(given, dtype=x.dtype)
+        if is_array(given) or x.dtype.kind == "V":
+            return array_module(x.array).asarray(given, dtype=x.dtype)
+        return once(array_module(x.array), np.asarray(given, x.dtype))            # of numbers, which a device gets once
     except (TypeError, ValueError):
         raise ShapeError(f"a loss wants a real number or an array of them beside its input, found {str(given)[:60]!r}") from None
 
@@ -145,21 +157,28 @@ def last(name: str, x: Any, dim: int) -> Tensor:
 
 
 def labelled(name: str, x: Tensor, target: Any, ignore: int | None) -> tuple[Any, Array]:
-    """The labels as flat int64, 0 where ignored, and which of them count; x (..., C)."""
+    """The labels as flat int64, 0 where ignored, and which of them count; x (..., C).
+
+    Others outside 0 ... C-1 are refused; on a device, which would have to be waited for, they are -1, and `picked` gives NaN.
+    """
     labels = array_module(x.array).asarray(raw(target))
     if labels.dtype.kind not in "iu" or labels.shape != x.shape[:-1]:
         raise ShapeError(f"{name}: {x.shape[-1] if x.shape else 0} classes of shape {x.shape} want integer labels of shape "
                          f"{x.shape[:-1]}, found {labels.dtype} of shape {labels.shape}")
     flat = labels.reshape(-1).astype("int64")
-    check_labels(flat, x.shape[-1], ignore, labels)
+    on_host = type(flat) is np.ndarray
+    if on_host:
+        check_labels(flat, x.shape[-1], ignore, labels)
     counted = flat == flat if ignore is None else flat != ignore
-    return flat * counted, counted
+    chosen = flat * counted
+    return chosen if on_host else array_module(flat).where((chosen < 0) | (chosen >= x.shape[-1]), -1, chosen), counted
 
 
 def picked(x: Tensor, labels: Any) -> Tensor:
     """Of x (..., C), the number of each row's label, flat."""
     rows = x.reshape(len(labels), x.shape[-1])
-    return getitem(rows, (array_module(x.array).arange(len(labels)), labels))
+    found = getitem(rows, (array_module(x.array).arange(len(labels)), labels))
+    return found if type(labels) is np.ndarray else where(labels < 0, constant(x, math.nan), found)
 
 
 def nll_loss(input: Any, target: Any, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean", *,
@@ -180,7 +199,7 @@ def labels_loss(name: str, log_p: Tensor, target: Any, weight: Any, ignore: int 
     if smoothing:
         spread = sum(-(log_p.reshape(len(labels), classes) * each), 1)
         terms = terms * (1 - smoothing) + where(counted, spread, zero) * (smoothing / classes)
-    return reduced(terms.reshape(log_p.shape[:-1]), reduction, float(own.sum()) if reduction == "mean" else None)
+    return reduced(terms.reshape(log_p.shape[:-1]), reduction, total(own) if reduction == "mean" else None)
 
 
 def cross_entropy_loss(input: Any, target: Any, weight: Any = None, ignore_index: int | None = -100, reduction: str = "mean",
@@ -220,7 +239,7 @@ def focal_loss(input: Any, target: Any, gamma: float = 2.0, weight: Any = None, 
     if weight is not None:
         terms = terms * class_weights("focal_loss", log_p, weight)[labels]
     found = where(counted, terms, zero).reshape(log_p.shape[:-1])
-    return reduced(found, reduction, float(counted.sum()) if reduction == "mean" else None)
+    return reduced(found, reduction, total(counted) if reduction == "mean" else None)
 
 
 def dice_loss(input: Any, target: Any, eps: float = 1.0, reduction: str = "mean") -> Tensor:
@@ -256,7 +275,9 @@ def gaussian_nll_loss(input: Any, target: Any, var: Any, full: bool = False, eps
         v = expand_dims(v, -1)
     if len(v.shape) != len(x.shape) or any(n not in (m, 1) for n, m in zip(v.shape, x.shape)):
         raise ShapeError(f"gaussian_nll_loss: variances of shape {v.shape} for an input of shape {x.shape}")
-    if (v.array < 0).any():
+    if type(v.array) is not np.ndarray:                       # a device would have to be waited for: the loss is NaN
+        v = where(v.array < 0, constant(v, math.nan), v)
+    elif (v.array < 0).any():
         raise ShapeError("gaussian_nll_loss: a variance is less than 0; give exp or softplus of the model's output")
     v = v + array_module(x.array).maximum(constant(x, eps) - v.array, constant(x, 0.0))
     d = x - t

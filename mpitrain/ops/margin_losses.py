@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mpitrain.autograd import Tensor
 from mpitrain.backend import array_module
 from mpitrain.errors import ConfigError, ShapeError
@@ -140,13 +142,13 @@ def multilabel_margin_loss(input: Any, target: Any, reduction: str = "mean") -> 
     classes = shape[-1]
     x, labels = x.reshape(math.prod(shape[:-1]), classes), labels.reshape(-1, classes)
     listed = xp.cumsum(labels < 0, axis=1) == 0
-    check_labels(xp.where(listed, labels, 0).reshape(-1), classes, None, labels)
-    member = xp.zeros(labels.shape, bool)
-    rows, places = xp.nonzero(listed)
-    member[rows, labels[rows, places]] = True
+    if xp is np:                                                # a device would have to be waited for: the loss is NaN
+        check_labels(xp.where(listed, labels, 0).reshape(-1), classes, None, labels)
+    times = (listed[:, :, None] & (labels[:, :, None] == xp.arange(classes))).sum(1)   # (rows, class): how often it is listed
     gaps = above(1 - expand_dims(x, 2) + expand_dims(x, 1))                        # (rows, label j, class k)
-    counted = xp.zeros((*labels.shape, classes), x.dtype)
-    xp.add.at(counted, (rows, labels[rows, places]), (~member[rows]).astype(x.dtype))
+    counted = (times[:, :, None] * (times[:, None] == 0)).astype(x.dtype)
+    if xp is not np:
+        counted = xp.where((listed & (labels >= classes)).any(axis=1)[:, None, None], math.nan, counted).astype(x.dtype)
     return reduced((sum(gaps * counted, (1, 2)) * (1.0 / classes)).reshape(shape[:-1]), reduction)
 
 

@@ -50,6 +50,9 @@ class Ranks(AbstractContextManager["Ranks"]):
         `parser` is that of `files.parser`, if rank 0 has started one before its imports. `look` describes, on rank 0, other data
         than the configuration's."""
         keep_freed_memory()                                  # this may ask the compiler: nothing forks once MPI has started
+        if config.train.device != "cpu":
+            from mpitrain.backend.compiling import compile_ahead
+            compile_ahead(config.train.device)
         if process is not None and process.runs and process.pulse is NOBODY and started() is None:
             process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
         if config.train.on_lost != "stop":

@@ -28,6 +28,9 @@ def run(options: Namespace, process: Process) -> int:
     with guard.symmetric():
         config = load_run(options.folder, [])
     keep_freed_memory()                           # this may ask the compiler: nothing forks once MPI has started
+    if config.train.device != "cpu":
+        from mpitrain.backend.compiling import compile_ahead
+        compile_ahead(config.train.device)
     files = before_mpi(lambda: look_at_files(config))
     comm = start().comm
     found, wrong = replay(config, options.folder, comm, files, step=options.step, micro_batch=options.micro_batch)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakegpu import DEVICES, open_device, put, xp
+from fakegpu import DEVICES, counted, open_device, put, xp
 from ops import fields_cases, later_cases, loss_cases, recurrent_cases
 from ops.parity import normal, positive
 
@@ -132,6 +132,48 @@ def test_an_op_stays_on_the_device_and_gives_the_results_of_the_host(name: str, 
             assert type(a) is kind
             b = asnumpy(b)
             assert np.allclose(a.get(), b, rtol=1e-11, atol=1e-13) and a.dtype == b.dtype
+
+
+# Ops that wait for a device: the shape of the result is in the numbers, or an index or a matrix is checked before anything is
+# computed with it. The list may only become shorter.
+WAITS = {"allclose", "argwhere", "bincount", "cdist", "corrcoef", "cov", "cross_entropy_count", "ctc_loss", "cummax", "cummin",
+         "eigh", "eigvalsh", "gather", "getitem", "index_add", "index_copy", "index_fill", "index_reduce", "index_select",
+         "kthvalue", "masked_scatter", "masked_select", "matrix_exp", "max_unpool1d", "max_unpool2d", "max_unpool3d",
+         "max_with_index", "median", "min_with_index", "msort", "nanmedian", "nanquantile", "nonzero", "one_hot", "quantile",
+         "repeat_interleave", "scatter", "scatter_add", "scatter_reduce", "sort", "take_along_dim", "topk", "unique",
+         "unique_consecutive"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_op_and_its_gradient_do_not_wait_for_the_device(name: str) -> None:
+    with counted() as counts:
+        for function, *arrays in CASES[name]:
+            run(function, tuple(arrays), put)
+    assert (name in WAITS) == bool(counts.syncs), dict(counts.syncs)
+
+
+def test_a_label_that_is_no_class_makes_a_loss_on_a_device_no_number_instead_of_a_wait() -> None:
+    """The loader has looked at labels already; a loss that is not finite ends the run."""
+    x = put(normal(3, 4))
+    for wrong in (4, -2):
+        labels = put(np.array([0, wrong, 2]))
+        for loss in (ops.nll_loss, ops.cross_entropy_loss, ops.focal_loss, ops.multi_margin_loss):
+            terms = loss(x, labels, reduction="none").array.get()
+            assert np.isnan(loss(x, labels).array.get()) and np.isnan(terms).tolist() == [False, True, False]
+    wrong = put(np.array([[0, -1, 0, 0], [4, 1, -1, 0], [2, 1, 0, 3]]))
+    assert np.isnan(ops.multilabel_margin_loss(x, wrong, reduction="none").array.get()).tolist() == [False, True, False]
+    variances = put(np.array([[1.0] * 4, [1.0, -1.0, 1.0, 1.0], [1.0] * 4]))
+    assert np.isnan(ops.gaussian_nll_loss(x, x, variances, reduction="none").array.get()).sum() == 1
+
+
+def test_an_index_that_is_not_there_gives_no_number_along_any_dim() -> None:
+    x, indices = normal(2, 3, 4), np.array([[2, 3], [-1, 0]])
+    for dim in (0, 1, 2, -1):
+        there = np.clip(indices, 0, x.shape[dim] - 1)
+        wanted = np.moveaxis(np.take(x, there, dim), (dim % 3, dim % 3 + 1), (0, 1))
+        wanted[there != indices] = np.nan
+        found = np.moveaxis(ops.take(put(x), put(indices), dim).array.get(), (dim % 3, dim % 3 + 1), (0, 1))
+        np.testing.assert_array_equal(found, wanted)
 
 
 class Planted(Function):

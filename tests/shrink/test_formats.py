@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fakegpu import counted, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mpitrain.errors import NumericsError
 from mpitrain.kernels.lowbit import GROUP, unpacked
+from mpitrain.nn import LowBitEmbedding
 from mpitrain.shrink.formats import FORMATS, pack
 
 SIZES = [(0, 5), (1, 1), (3, 31), (65, 33), (2, 32), (7, 127)]
@@ -76,3 +78,21 @@ def test_int4_chooses_a_scale_no_worse_than_the_one_that_reaches_the_extreme() -
     extreme = np.take_along_axis(groups, np.abs(groups).argmax(2)[..., None], 2) / -8
     plain = np.clip(np.rint(groups / extreme), -8, 7) * extreme
     assert found < 0.95 * ((plain - groups) ** 2).sum()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_rows_of_a_table_on_a_device_are_those_of_the_host_without_a_wait(name: str) -> None:
+    """And a row that is not there is no number: the device is not asked whether all are."""
+    table = LowBitEmbedding(9, 40, FORMATS.resolve(name)())
+    for leaf, array in table.format.quantize(np.random.default_rng(2).standard_normal((9, 40)).astype(np.float32)).items():
+        getattr(table, leaf).array = array
+    indices = np.array([[8, 0], [3, 3]])
+    wanted = table(indices).array
+    for leaf in table.names:
+        getattr(table, leaf).array = put(getattr(table, leaf).array)
+    there, beyond = put(indices), put(np.array([[8, 9], [-1, 3]]))
+    with counted() as counts:
+        found, missing = table(there).array, table(beyond).array
+    assert not counts.syncs
+    np.testing.assert_array_equal(found.get(), wanted)
+    assert np.isnan(missing.get()).all(axis=-1).tolist() == [[False, True], [True, False]]

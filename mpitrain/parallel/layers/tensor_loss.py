@@ -33,16 +33,17 @@ class CutCrossEntropy(Function):
                              f"{logits.shape[:-1]}, found {labels.dtype} of shape {labels.shape}")
         xp, width = ctx.xp, logits.shape[-1]
         flat = xp.ascontiguousarray(labels, dtype=xp.int64).reshape(-1)
-        check_labels(flat, classes, ignore, labels)
         counted = xp.ones(flat.shape, bool) if ignore is None else flat != ignore
-        here = xp.nonzero(counted & (flat >= first) & (flat < first + width))[0]
-        x, own = logits.reshape(flat.size, width), flat[here] - first
+        if xp is np:
+            check_labels(flat, classes, ignore, labels)
+        here = counted & (flat >= first) & (flat < first + width)
+        x, own = logits.reshape(flat.size, width), (xp.arange(flat.size), xp.where(here, flat - first, 0))
         exps, totals = rows.exponentials(*rows.cross_entropy(x, xp.zeros_like(flat), 0.0, None, True)[1:])
 
         table = xp.zeros((group.size, 4 if smoothing else 3, flat.size), xp.float64)
         mine = table[group.rank]
         mine[0], mine[1] = x.max(axis=1), totals
-        mine[2, here] = x[here, own]
+        mine[2] = xp.where(here, x[own], 0)
         if smoothing:
             mine[3] = x.sum(axis=1, dtype=xp.float64)
         table = group.sum(table, "cross entropy")     # Exact: only one rank has a number in each place.
@@ -51,6 +52,8 @@ class CutCrossEntropy(Function):
         losses = xp.log(total) + largest - (1 - smoothing) * table[:, 2].sum(axis=0)
         if smoothing:
             losses -= smoothing / classes * table[:, 3].sum(axis=0)
+        if xp is not np:                              # a device would have to be waited for: such a label's loss is NaN
+            losses = xp.where((flat < 0) | (flat >= classes), np.nan, losses)
         ctx.save(exps, xp.exp(mine[0] - largest) / total)                  # The product of the two is the softmax.
         ctx.own, ctx.here, ctx.counted, ctx.shape = own, here, counted, logits.shape
         ctx.smoothing, ctx.uniform = smoothing, smoothing / classes
@@ -64,7 +67,7 @@ class CutCrossEntropy(Function):
         exps *= (factors * counted * grad).astype(exps.dtype)[:, None]
         if smoothing:
             exps -= (uniform * counted * grad).astype(exps.dtype)[:, None]
-        exps[here, own] -= (1 - smoothing) * grad
+        exps[own] -= (here * ((1 - smoothing) * grad)).astype(exps.dtype)
         return exps.reshape(shape), None
 
 
