@@ -36,7 +36,8 @@ class Cuda:
         kernel = self._module(source).get_function(name)
 
         def launch(grid: Grid, threads: int, arguments: Sequence[Any], shared: int) -> None:
-            kernel(grid, (threads,), arguments, shared_mem=shared)
+            # CuPy hands a None to the driver as an argument that lies nowhere, which ends the process; 0 is 8 bytes, as a pointer.
+            kernel(grid, (threads,), [0 if x is None else x for x in arguments], shared_mem=shared)
         return launch
 
     def product(self, form: ProductForm, x: Any, y: Any, out: Any, bias: Any, alpha: float, beta: float) -> bool:
