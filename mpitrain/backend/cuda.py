@@ -36,7 +36,7 @@ class Cuda:
         kernel = self._module(source).get_function(name)
 
         def launch(grid: Grid, threads: int, arguments: Sequence[Any], shared: int) -> None:
-            # CuPy hands a None to the driver as an argument that lies nowhere, which ends the process; 0 is 8 bytes, as a pointer.
+            # CuPy makes of a None an argument that lies at address 0, where the driver reads it; of an int one of 64 bits.
             kernel(grid, (threads,), [0 if x is None else x for x in arguments], shared_mem=shared)
         return launch
 
