@@ -38,7 +38,8 @@ class Cuda:
         kernel = self._module(source).get_function(name)
 
         def launch(grid: Grid, threads: int, arguments: Sequence[Any], shared: int) -> None:
-            kernel(grid, (threads,), arguments, shared_mem=shared)
+            # CuPy makes of a None an argument that lies at address 0, where the driver reads it; of an int one of 64 bits.
+            kernel(grid, (threads,), [0 if x is None else x for x in arguments], shared_mem=shared)
         return launch
 
     def product(self, form: ProductForm, x: Any, y: Any, out: Any, bias: Any, alpha: float, beta: float) -> bool:
