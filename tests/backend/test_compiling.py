@@ -27,7 +27,7 @@ is_available = lambda: True
 COMPILER = '''
 import os
 _get_nvrtc_version = lambda: (12, 9)
-def compile_using_nvrtc(text, options, filename):
+def compile_using_nvrtc(text, options, filename, cache_in_memory):
     with open(os.environ["COMPILED"], "a") as file:
         file.write(f"{filename} {os.getpid()}\\n")
     return f"code of {filename}".encode(), None
