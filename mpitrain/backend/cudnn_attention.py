@@ -18,12 +18,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
+from mpitrain.backend.cudnn_device import Cupy
 from mpitrain.backend.namespace import Array, array_module
 
 FORMATS = {"bfloat16": "BFLOAT16", "float16": "HALF"}
 WIDE, WIDEST = 128, 256                           # widths of a head: everywhere, and from sm_90 on
 HOPPER = 90
-STEP, ALIGNED = 8, 16                             # numbers, and bytes, that rows begin at multiples of
+STEP = 8                                          # numbers that rows begin at multiples of
 
 
 class Operand(NamedTuple):
@@ -94,38 +95,6 @@ def logarithms_of(tops: Array, inverses: Array) -> Array:
     """The logarithms of sums of exps; +inf for a query without any weight, so that each is exp(-inf)."""
     xp, none = array_module(tops), inverses == 0
     return xp.where(none, tops.dtype.type(math.inf), tops - xp.log(xp.where(none, tops.dtype.type(1), inverses)))
-
-
-class Cupy:
-    """What graphs need of a device, by CuPy."""
-
-    def __init__(self) -> None:
-        import cupy
-        self.cupy = cupy
-        self._memory: dict[tuple[int, int], Any] = {}
-
-    def ordinal(self) -> int:
-        return int(self.cupy.cuda.runtime.getDevice())
-
-    def capability(self) -> int:
-        """90 of sm_90."""
-        return int(self.cupy.cuda.Device().compute_capability)
-
-    def stream(self) -> int:
-        return int(self.cupy.cuda.get_current_stream().ptr)
-
-    def pointer(self, x: Array) -> Any:
-        return int(x.data.ptr)
-
-    def is_aligned(self, x: Array) -> bool:
-        return int(x.data.ptr) % ALIGNED == 0
-
-    def memory(self, size: int) -> Any:
-        """Working memory of so many bytes, kept for this device and stream."""
-        where = self.ordinal(), self.stream()
-        if where not in self._memory or self._memory[where].size < size:
-            self._memory[where] = self.cupy.empty(size, "uint8")
-        return self.pointer(self._memory[where])
 
 
 class Attention:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, NamedTuple
 
+from mpitrain.backend.cudnn_device import Cupy
 from mpitrain.backend.namespace import Array, array_module
 
 FORMATS = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
@@ -72,31 +73,6 @@ def notes_of(cudnn: Any, dtype: str, operands: str = "") -> list[Any]:
     """What a plan for operands of that dtype may not be."""
     more = () if dtype != "float32" else NEVER_IN_TF32 if operands == "tf32" else NEVER_IN_FLOAT32
     return [getattr(cudnn.numerical_note, name) for name in (*NEVER, *more)]
-
-
-class Cupy:
-    """What graphs need of a device, by CuPy."""
-
-    def __init__(self) -> None:
-        import cupy
-        self.cupy = cupy
-        self._memory: dict[tuple[int, int], Any] = {}
-
-    def ordinal(self) -> int:
-        return int(self.cupy.cuda.runtime.getDevice())
-
-    def stream(self) -> int:
-        return int(self.cupy.cuda.get_current_stream().ptr)
-
-    def pointer(self, x: Array) -> Any:
-        return int(x.data.ptr)
-
-    def memory(self, size: int) -> Any:
-        """Working memory of so many bytes, kept for this device and stream."""
-        where = self.ordinal(), self.stream()
-        if where not in self._memory or self._memory[where].size < size:
-            self._memory[where] = self.cupy.empty(size, "uint8")
-        return self.pointer(self._memory[where])
 
 
 class Convolutions:

@@ -1,75 +1,10 @@
 /* Batch and group norm of x (N, C, L), by channel. See mpitrain/kernels/batch_norm.py.
 
-   Block (i, j) has channels i wide ... (i + 1) wide - 1, and of their units (V numbers of a plane, side by side) the part j
-   of those that `gridDim.y` blocks share. Threads of a channel stand `apart`: 1 where they go along a plane, wide where
-   planes are so small that neighbours have the next channel's. What a channel adds up is added within a thread, over the
-   block, and over the blocks by all that read it, each time in the same order. Statistics are those of x - x[0, c, 0]
+   Who has which numbers, and in what order they are added up, channels.h says. Statistics are those of x - x[0, c, 0]
    (Welford's, merged as by Chan, Golub and LeVeque 1979), so a mean far from 0 takes nothing from the deviation. */
-#include "device.h"
+#include "channels.h"
 #include "lanes.h"
 
-enum { THREADS = 256, RELU = 1, RELU6 = 2, HARDSWISH = 3, SILU = 4 };
-
-struct Part {
-    int64 channel, channels, length;
-    uint32 row, rows, apart, end, units, unit, image, place;
-    bool has;
-
-    __device__ __forceinline__ Part(int V, int64 n, int64 c, int64 l, int64 wide, int64 apart_by) {
-        const uint32 t = threadIdx.x, w = (uint32)wide;
-        apart = (uint32)apart_by;
-        rows = THREADS / w;
-        row = apart == 1 ? t % rows : t / w;
-        channel = blockIdx.x * wide + (apart == 1 ? t / rows : t % w);
-        has = channel < c;
-        channels = c;
-        length = l;
-        units = (uint32)(l / V);
-        const uint32 all = (uint32)n * units, each = (all + gridDim.y - 1) / gridDim.y;
-        unit = blockIdx.y * each + row;
-        end = has ? min(all, (blockIdx.y + 1) * each) : 0;
-        image = units ? unit / units : 0;
-        place = unit - image * units;
-    }
-    template <int V> __device__ __forceinline__ int64 address() const {
-        return (image * channels + channel) * length + (int64)place * V;
-    }
-    __device__ __forceinline__ void step() {
-        unit += rows;
-        place += rows;
-        if (place >= units) {
-            const uint32 more = place / units;
-            image += more;
-            place -= more * units;
-        }
-    }
-};
-
-template <class S> struct Moments { S count, mean, squares; };
-template <class S> __device__ __forceinline__ Moments<S> joined(Moments<S> a, Moments<S> b) {
-    const S count = a.count + b.count;
-    if (b.count == 0) return a;
-    const S delta = b.mean - a.mean, share = b.count / count;
-    return {count, a.mean + delta * share, a.squares + b.squares + delta * delta * (a.count * share)};
-}
-template <class S> struct Pair { S plain, product; };
-template <class S> __device__ __forceinline__ Pair<S> joined(Pair<S> a, Pair<S> b) {
-    return {a.plain + b.plain, a.product + b.product};
-}
-/* Of all threads of a channel; each gets it. */
-template <class V> __device__ __forceinline__ V over_block(V value, const Part &part) {
-    __shared__ unsigned char memory[THREADS * sizeof(V)] __attribute__((aligned(16)));
-    V *parts = (V *)memory;
-    parts[threadIdx.x] = value;
-    __syncthreads();
-    for (uint32 half = part.rows / 2; half; half /= 2) {
-        if (part.row < half) parts[threadIdx.x] = joined(parts[threadIdx.x], parts[threadIdx.x + half * part.apart]);
-        __syncthreads();
-    }
-    value = parts[threadIdx.x - part.row * part.apart];
-    __syncthreads();
-    return value;
-}
 template <class T> __device__ __forceinline__ Sum<T> pivot(const T *x, const Part &part, int64 n) {
     return part.has && n && part.length ? of(x[part.channel * part.length]) : Sum<T>(0);
 }
@@ -103,31 +38,13 @@ __device__ __forceinline__ void moments_of(const T *x, Sum<T> *partial, int64 n,
         sum = joined(sum, Moments<S>{numbers, mean, squares});
     }
     sum = over_block(sum, part);
-    if (part.has && part.row == 0) {
-        partial[blockIdx.y * c + part.channel] = sum.mean;
-        partial[(gridDim.y + (int64)blockIdx.y) * c + part.channel] = sum.squares;
-    }
+    keep_part(partial, part, sum.mean, sum.squares);
 }
 template <class T>
 __device__ __forceinline__ void moments(const T *x, Sum<T> *partial, int64 n, int64 c, int64 l, int64 wide, int64 apart,
                                         int64 vector) {
     if (vector) moments_of<T, Widest<T>::COUNT>(x, partial, n, c, l, wide, apart);
     else moments_of<T, 1>(x, partial, n, c, l, wide, apart);
-}
-
-template <class S> __device__ __forceinline__ S activated(S u, int64 activation) {
-    if (activation == RELU) return u > 0 || u != u ? u : S(0);
-    if (activation == RELU6) return u != u ? u : min(max(u, S(0)), S(6));
-    if (activation == HARDSWISH) return u * min(max(u + S(3), S(0)), S(6)) * S(1.0 / 6);
-    if (activation == SILU) return u * (S(1) / (S(1) + exponential(-u)));
-    return u;
-}
-template <class S> __device__ __forceinline__ S passed(S grad, S u, int64 activation) {
-    if (activation == RELU) return u <= 0 ? S(0) : grad;
-    if (activation == RELU6) return u <= 0 || u >= 6 ? S(0) : grad;
-    if (activation == HARDSWISH) return u <= -3 ? S(0) : u < 3 ? grad * (u * S(1.0 / 3) + S(0.5)) : grad;
-    if (activation == SILU) { const S s = S(1) / (S(1) + exponential(-u)); return grad * (s * (S(1) + u * (S(1) - s))); }
-    return grad;
 }
 
 /* y, where it is wanted, and what belongs to a channel, from the `blocks` parts of `moments`; of y None, one block of a
@@ -141,13 +58,10 @@ __device__ __forceinline__ void normalise_of(
     typedef Sum<T> S;
     Part part(V, n, c, l, wide, apart);
     const uint32 all = (uint32)n * part.units, each = (all + (uint32)blocks - 1) / (uint32)blocks;
-    Moments<S> sum = {0, 0, 0};
-    for (uint32 i = part.row; part.has && i < (uint32)blocks; i += part.rows) {
+    const Moments<S> sum = over_parts(Moments<S>{0, 0, 0}, partial, blocks, part, [&](uint32 i, S mean, S squares) {
         const uint32 begin = min(all, i * each), end = min(all, (i + 1) * each);
-        sum = joined(sum, Moments<S>{S(end - begin) * V, partial[i * c + part.channel],
-                partial[(blocks + i) * c + part.channel]});
-    }
-    sum = over_block(sum, part);
+        return Moments<S>{S(end - begin) * V, mean, squares};
+    });
     if (!part.has) return;
     const S first = pivot(x, part, n), variance = sum.squares / max(sum.count, S(1)), inverse = S(1) / root(variance + S(eps));
     if (blockIdx.y == 0 && part.row == 0) {
@@ -246,10 +160,7 @@ __device__ __forceinline__ void sums_of(
         part.step();
     }
     sum = over_block(sum, part);
-    if (part.has && part.row == 0) {
-        partial[blockIdx.y * c + part.channel] = sum.plain;
-        partial[(gridDim.y + (int64)blockIdx.y) * c + part.channel] = sum.product;
-    }
+    keep_part(partial, part, sum.plain, sum.product);
 }
 template <class T>
 __device__ __forceinline__ void sums(
@@ -270,10 +181,7 @@ __device__ __forceinline__ void gradients_of(
         int64 c, int64 l, int64 blocks, int64 wide, int64 apart, int64 activation) {
     typedef Sum<T> S;
     Part part(V, n, c, l, wide, apart);
-    Pair<S> sum = {0, 0};
-    for (uint32 i = part.row; part.has && i < (uint32)blocks; i += part.rows)
-        sum = joined(sum, Pair<S>{partial[i * c + part.channel], partial[(blocks + i) * c + part.channel]});
-    sum = over_block(sum, part);
+    const Pair<S> sum = over_parts(Pair<S>{0, 0}, partial, blocks, part, [](uint32, S a, S b) { return Pair<S>{a, b}; });
     if (!part.has) return;
     const S back = inverse ? inverse[part.channel] : S(1);
     if (blockIdx.y == 0 && part.row == 0) {
