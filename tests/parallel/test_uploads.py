@@ -42,8 +42,11 @@ def test_a_batch_is_given_with_its_numbers_there_and_the_next_is_on_its_way() ->
 def test_a_slot_keeps_the_arrays_of_the_last_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of ever new lengths, whose first comes again: the memory is that of 4 shapes, not of all."""
     made: list[Any] = []
-    monkeypatch.setattr(fakecuda, "alloc_pinned_memory", lambda size: made.append(weakref.ref(found := fakecuda.pinned.malloc(size)))
-                        or found)
+
+    def allocate(size: int) -> Any:
+        made.append(weakref.ref(found := fakecuda.pinned.malloc(size)))
+        return found
+    monkeypatch.setattr(fakecuda, "alloc_pinned_memory", allocate)
     sizes = [*range(1, 21), 1, 2]
     for step, micro_batches in Uploads(Feed(GPU, np.float32)).ahead(batches([], sizes)):
         assert all((micro.there[0].get() == 10 * step + i).all() for i, micro in enumerate(micro_batches))
