@@ -67,7 +67,7 @@ class Trainer:
         with self.span("compute", UPDATE):
             outcome = self.update.finish(partial(self.again, micro_batches, loss))   # exchange, norm, clip, optimizer
         with self.span("compute", "exchange of the loss"):
-            tally, exposed_s = self.pipeline.take_tally(), outcome["comm_exposed_s"]
+            tally, exposed_s = self.pipeline.tallies.take(), outcome["comm_exposed_s"]
             worked_s = time.perf_counter() - self._began - exposed_s - self.pipeline.waited_s
             mean, outcome["comm_exposed_s"], worked, loaded = self.share(loss, (exposed_s, worked_s, self._loaded_s), tally)
         return Step(mean=mean, **outcome, tally=tally, worked=worked, loaded=loaded)
@@ -81,8 +81,8 @@ class Trainer:
             parts = self.pipeline.run(micro_batches, flags=self.flags)
             self.pipeline.goes_on = before
             self.update.reducer.finish()
-        self.pipeline.kept_tally = self.pipeline.take_tally()    # The step's own is that of its first forward.
-        mean = self.share(parts, (0.0, 0.0, 0.0), np.zeros_like(self.pipeline.kept_tally))[0]
+        tally = self.pipeline.tallies.keep()                  # The step's own is that of its first forward.
+        mean = self.share(parts, (0.0, 0.0, 0.0), np.zeros_like(tally))[0]
         return float(mean), self.update.reducer.gradients
 
     @property

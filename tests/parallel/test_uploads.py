@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +37,21 @@ def test_a_batch_is_given_with_its_numbers_there_and_the_next_is_on_its_way() ->
             assert isinstance(x, DeviceArray) and x.dtype == np.float32 and (x.get() == 10 * step + i).all()
             assert x.shape == (sizes[step], 3) and (y.get() == step).all() and (micro.y == step).all()
     assert asked == [0, 1, 2, 3, 4]
+
+
+def test_a_slot_keeps_the_arrays_of_the_last_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of ever new lengths, whose first comes again: the memory is that of 4 shapes, not of all."""
+    made: list[Any] = []
+
+    def allocate(size: int) -> Any:
+        made.append(weakref.ref(found := fakecuda.pinned.malloc(size)))
+        return found
+    monkeypatch.setattr(fakecuda, "alloc_pinned_memory", allocate)
+    sizes = [*range(1, 21), 1, 2]
+    for step, micro_batches in Uploads(Feed(GPU, np.float32)).ahead(batches([], sizes)):
+        assert all((micro.there[0].get() == 10 * step + i).all() for i, micro in enumerate(micro_batches))
+        assert sum(memory() is not None for memory in made) <= 2 * 4 * 4, "slots, shapes; x and y of two micro-batches"
+    assert len(made) == 4 * len(sizes)
 
 
 def test_no_batch_is_no_batch_and_one_is_one() -> None:

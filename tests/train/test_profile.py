@@ -150,8 +150,8 @@ def test_what_follows_backward_is_in_a_span_from_its_beginning_to_its_end(monkey
         return value
 
     outcome = {"lr": 0.1, "grad_norm": None, "comm_exposed_s": 0.0}
-    trainer = Trainer(pipeline=SimpleNamespace(run=lambda batches, flags: np.ones(1), take_tally=lambda: np.zeros(0),
-                                               waited_s=0.0),
+    trainer = Trainer(pipeline=SimpleNamespace(run=lambda batches, flags: np.ones(1), waited_s=0.0,
+                                               tallies=SimpleNamespace(take=lambda: np.zeros(0))),
                       update=SimpleNamespace(begin=lambda: None, finish=lambda again: passes(3.0, outcome)),
                       channel=SimpleNamespace(size=2, rank=0,
                                               prepare=lambda message, name: SimpleNamespace(run=lambda: passes(2.0))),

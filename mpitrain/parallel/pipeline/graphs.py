@@ -1,4 +1,4 @@
-"""Forward and backward of a micro-batch as one captured graph of the device: a launch instead of some hundred.
+"""Forward and backward of a micro-batch as captured graphs of the device: a launch instead of some hundred.
 
     first time of a shape   runs as ever: kernels are compiled, plans are made
     second time             the same code runs while a stream captures, which computes nothing; then the graph is launched
@@ -9,11 +9,20 @@ terms, the keys of random numbers, which kernels read from a small array that is
 parameters, which the engine notes instead of calling them; they are called after each launch, and fold arenas as ever. A graph
 belongs to the arena that its gradients go to. What is computed within one lies in memory of all graphs, since they are launched
 one after the other: a step of many micro-batches has several arenas, and so several graphs.
+
+Where buckets leave for other ranks while backward runs, it is cut where one is complete, into graphs that are launched one after
+the other. The hooks of a part start the exchange, behind its launch and before the next:
+
+    device    | forward, backward to bucket 0 | backward to bucket 1 | ... rest |
+    exchange                                  | bucket 0 ...         | bucket 1 ...
+
+(One graph could record an event for each bucket instead, but CuPy 14.2 has no cudaEventRecordWithFlags.)
 """
 
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,77 +35,30 @@ from mpitrain.autograd import Tensor, run_backward
 from mpitrain.autograd.mode import holding_hooks
 from mpitrain.backend import Array, Device, random
 from mpitrain.data import MicroBatch
-from mpitrain.errors import ConfigError
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.stored_keys import MOST, Pinned, StoredScope, Uncapturable
+from mpitrain.placement.buckets import Bucket
 
 Key = tuple[Any, ...]
+Finals = list[tuple[Tensor, Array]]
 Forward = Callable[[Array, Array], Tensor]
-
-
-class Uncapturable(ConfigError):
-    """Something in a step cannot be part of a graph."""
-
-
-class StoredScope(random.Scope):
-    """The scope of a capture, whose numbers change from launch to launch: kernels read them from memory of the device.
-
-    `numbers` (MOST,) uint64 begins with the row of the first sample in the global batch; then comes a key for each use of a layer
-    that draws, in the order of use. `fill` writes those of a step. `samples` are consecutive.
-    """
-
-    MOST = 1024
-
-    def __init__(self, numbers: Array, count: int, seed: int):
-        super().__init__(seed)
-        self.numbers, self.count = numbers, count
-        self.places: dict[tuple[str, int], int] = {}  # of keys in `numbers`, by layer and use
-
-    def copy(self) -> StoredScope:
-        made = StoredScope(self.numbers, self.count, self.seed)
-        made.places, made.uses, made.kept = self.places, dict(self.uses), self.kept
-        return made
-
-    def key(self, layer: str) -> Array:
-        use = self.uses.get(layer, 0)
-        self.uses[layer] = use + 1
-        place = self.places.setdefault((layer, use), len(self.places) + 1)
-        if place >= self.MOST:
-            raise Uncapturable(f"layer {layer} is one of more than {self.MOST - 1} that draw random numbers")
-        return self.numbers[place:place + 1]
-
-    def rows(self, n: int, xp: Any) -> Array:
-        found: Array | None = self.kept.get((n, xp))
-        if found is None:
-            each, rest = divmod(n, self.count)
-            if rest:
-                raise Uncapturable(f"random numbers for {n} rows are drawn in a batch of {self.count} samples")
-            found = self.kept[n, xp] = xp.arange(n, dtype=xp.uint64) + self.numbers[:1] * xp.uint64(each)
-        return found
-
-    def fill(self, step: int, first: int) -> None:
-        """Brings up what a launch reads: at most 8 kB, of which a key has 8 bytes."""
-        if self.places:
-            keys = (random.stream_key(self.seed, step, layer, use) for layer, use in self.places)
-            values = np.array([first, *keys], np.uint64)
-            self.numbers[:len(values)].set(values)
 
 
 @dataclass
 class Captured:
-    """A graph, what it reads, what it writes, and the leaves whose gradients it made final, in that order."""
+    """Graphs, each with the leaves whose gradients it makes final, in that order; what they read, and what they write."""
 
-    graph: Any
+    parts: list[tuple[Any, Finals]]
     x: Array
     y: Array
     start: Array
     loss: Array
-    finals: list[tuple[Tensor, Array]]
     drawn: StoredScope
     began_with: float = math.nan
 
-    def launch(self, x: Any, y: Any, start: float, micro: MicroBatch) -> Array:
-        """`x` and `y`, those of `micro`, may be on the device already."""
+    def fill(self, x: Any, y: Any, start: float, micro: MicroBatch, pinned: Pinned) -> None:
+        """Writes what a launch reads. `x` and `y`, those of `micro`, may be on the device already."""
         for target, values in ((self.x, x), (self.y, y)):
             if isinstance(values, np.ndarray):
                 target.set(np.ascontiguousarray(values, target.dtype))
@@ -105,17 +67,58 @@ class Captured:
         if start != self.began_with:
             self.start.set(np.asarray(start, self.start.dtype))
             self.began_with = start
-        self.drawn.fill(micro.step, micro.first)
-        self.graph.launch()
-        for leaf, grad in self.finals:
-            leaf.grad = grad
-            for hook in leaf.grad_hooks:
-                hook(leaf)
+        self.drawn.fill(micro.step, micro.first, pinned)
+
+    def launch(self, progress: Callable[[], None]) -> Array:
+        """The loss. `progress` is called between the parts, to move what is on its way."""
+        for i, (graph, finals) in enumerate(self.parts):
+            if i:
+                progress()
+            graph.launch()
+            for leaf, grad in finals:
+                leaf.grad = grad
+                for hook in leaf.grad_hooks:
+                    hook(leaf)
         return self.loss.copy()
 
 
+class Cutter:
+    """Cuts a capture where a bucket can leave: between the nodes of backward, once it and those before it are complete.
+
+    `held` are the leaves whose gradients have become final, in order; without `buckets` nothing is cut.
+    """
+
+    def __init__(self, stream: Any, held: list[Tensor], buckets: list[Bucket]):
+        self.parts: list[tuple[Any, Finals]] = []
+        self._stream, self._held, self._buckets, self._seen, self._left, self._noted = stream, held, buckets, 0, 0, 0
+        self._waiting = [sum(s.parameter.requires_grad for s in bucket.segments) for bucket in buckets]
+        self._bucket_of = {id(s.parameter): i for i, bucket in enumerate(buckets) for s in bucket.segments}
+
+    def between_nodes(self) -> None:
+        for leaf in self._held[self._noted:]:
+            if id(leaf) in self._bucket_of:
+                self._waiting[self._bucket_of[id(leaf)]] -= 1
+        self._noted, before = len(self._held), self._left
+        while self._left < len(self._buckets) and not self._waiting[self._left]:
+            self._left += 1
+        if before < self._left < len(self._buckets):          # The last one leaves at the end, which is near.
+            self.end()
+            self._stream.begin_capture()
+
+    def end(self) -> None:
+        """The end of a part."""
+        graph = self._stream.end_capture()
+        self.parts.append((graph, [(leaf, leaf.grad) for leaf in self._held[self._seen:]]))
+        self._seen = len(self._held)
+
+
 class Graphs:
-    """The graphs of one stage that is the whole model. `forward` gives the summed loss of (inputs, targets) on the device."""
+    """The graphs of one stage that is the whole model. `forward` gives the summed loss of (inputs, targets) on the device.
+
+    Those of KEPT micro-batches are kept: of a shape, an arena, and a place in the step.
+    """
+
+    KEPT = 16
 
     def __init__(self, device: Device, feed: Feed, reducer: GradientReducer, forward: Forward, *, wanted: bool, seed: int = 0):
         self.device, self.feed, self.reducer, self.forward = device, feed, reducer, forward
@@ -123,8 +126,9 @@ class Graphs:
         self.seed = seed                              # Of random numbers, as the pipeline has it.
         self.wanted = wanted                          # Not only where it works: what cannot be captured ends the run.
         self.why_not = ""                             # The reason why nothing is captured any more.
-        self._known: dict[Key, Captured | None] = {}
-        self._room: tuple[Any, Any] | None = None              # The memory pool of all graphs, and the stream that captures.
+        self._seen: OrderedDict[Key, None] = OrderedDict()     # What has run as ever, the least recent first.
+        self._known: OrderedDict[Key, Captured] = OrderedDict()                  # Likewise.
+        self._room: tuple[Any, Any, Pinned] | None = None      # Memory pool of all graphs, stream that captures, and for keys.
 
     @property
     def pools(self) -> list[Any]:
@@ -132,23 +136,23 @@ class Graphs:
         return [] if self._room is None else [self._room[0]]
 
     def run(self, micro: MicroBatch, total: Callable[[], float]) -> Array | None:
-        """The loss, once the graph has been launched and the hooks have been called; None: the micro-batch is to be run as ever.
+        """The loss, once the graphs have been launched and the hooks called; None: the micro-batch is to be run as ever.
 
         The arena of its gradients is ready; `total` gives the count of terms of the step. Uncapturable where graphs are `wanted`.
         """
         if self.why_not:
             return None
         x, y = micro.there or (self.feed.host_inputs(micro.x), self.feed.host_targets(micro.y))
-        key = x.shape, str(x.dtype), y.shape, str(y.dtype), self.reducer.arena, tuple(
+        seen = x.shape, str(x.dtype), y.shape, str(y.dtype), self.reducer.arena, tuple(
             s.parameter.requires_grad for s in self.reducer.storage.segments)
-        if key not in self._known:
-            self._known[key] = None
+        buckets = self.reducer.buckets if self.reducer.buckets_leave else []
+        key = seen, tuple(bucket.stop for bucket in buckets)
+        if key not in self._known and not _used(self._seen, seen, 4 * self.KEPT):
             return None
         start = 1.0 / (total() or 1.0)
-        found = self._known[key]
-        if found is None:
+        if key not in self._known:
             try:
-                found = self._known[key] = self._capture(x, y, len(micro.x))
+                found = self._capture(x, y, len(micro.x), buckets)
             except (Uncapturable, RuntimeError, MemoryError) as error:      # CuPy's errors of a capture are RuntimeErrors.
                 self.why_not = str(error)
                 for segment in self.reducer.storage.segments:        # What the capture has got so far was never computed.
@@ -156,28 +160,45 @@ class Graphs:
                 if self.wanted:
                     raise Uncapturable(f"train.graph = \"on\", but the step cannot be captured: {error}") from error
                 return None
-        return found.launch(x, y, start, micro)
+            self._known[key] = found
+        self._known.move_to_end(key)
+        assert self._room is not None
+        self._known[key].fill(x, y, start, micro, self._room[2])
+        return self._known[key].launch(self.reducer.progress)
 
-    def _capture(self, x: Any, y: Any, count: int) -> Captured:
+    def _capture(self, x: Any, y: Any, count: int, buckets: list[Bucket]) -> Captured:
         xp, cuda = self.device.xp, self.device.xp.cuda
+        self.device.synchronize()
+        while len(self._known) >= self.KEPT:                  # Nothing that it writes is on its way now.
+            self._known.popitem(last=False)
         x_here, y_here = xp.empty(x.shape, x.dtype), xp.empty(y.shape, y.dtype)
         start = xp.empty((), self.feed.dtype)
-        drawn = StoredScope(xp.empty(StoredScope.MOST, xp.uint64), count, self.seed)
-        if self._room is None:
-            self._room = cuda.MemoryPool(), cuda.Stream(non_blocking=True)     # A pool's free memory is that of a stream.
-        pool, stream = self._room
-        self.device.synchronize()
+        drawn = StoredScope(xp.empty(MOST, xp.uint64), count, self.seed)
+        if self._room is None:                                # A pool's free memory is that of a stream.
+            self._room = cuda.MemoryPool(), cuda.Stream(non_blocking=True), Pinned(xp)
+        pool, stream, _ = self._room
         with (cuda.using_allocator(pool.malloc), stream, random.use(drawn), holding_hooks() as held,
               refusing_uploads(xp)):
+            cutter = Cutter(stream, held, buckets)
             stream.begin_capture()
             try:
                 loss = self.forward(x_here, y_here)
-                run_backward(loss, start if self.scale is None else self.scale(start))
+                run_backward(loss, start if self.scale is None else self.scale(start), progress=cutter.between_nodes)
             except BaseException:
                 abandon(stream)
                 raise
-            graph = stream.end_capture()
-        return Captured(graph, x_here, y_here, start, loss.array, [(leaf, leaf.grad) for leaf in held], drawn)
+            cutter.end()
+        return Captured(cutter.parts, x_here, y_here, start, loss.array, drawn)
+
+
+def _used(known: OrderedDict[Key, None], key: Key, most: int) -> bool:
+    """Whether the key was among the `most` last ones; it is now."""
+    found = key in known
+    known[key] = None
+    known.move_to_end(key)
+    if len(known) > most:
+        known.popitem(last=False)
+    return found
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.graphs import Graphs
 from mpitrain.parallel.pipeline.late import LateLosses
 from mpitrain.parallel.pipeline.nonfinite import is_finite, nonfinite_loss
+from mpitrain.parallel.pipeline.tallies import Tallies
 from mpitrain.placement.stages import Stage
 from mpitrain.registry import named
 from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
@@ -59,7 +60,7 @@ class Pipeline:
         self.without_graph = 0                              # The last virtual stage whose output did not depend on its input.
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.
         self.flags = (0.0, 0.0)                             # The sums over ranks of the flags that `run` got.
-        self.kept_tally: np.ndarray[Any, Any] | None = None     # What `take_tally` returns next, whatever runs until then.
+        self.tallies = Tallies(stage)
         self.waited_s = 0.0                                 # Seconds of the last step spent waiting for other ranks.
         self._programs: dict[int, list[Action]] = {}
         self._micro: Sequence[MicroBatch] = ()
@@ -75,7 +76,6 @@ class Pipeline:
         self._add = channel.prepare(self._local, "loss count")
         self._counting: Any = None
         self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # Other ranks wait for our rows.
-        self._has_mixtures, self._mixtures = bool(mixtures(stage.whole)), [layer for _, layer in mixtures(stage.model)]
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flags: tuple[float, float] = (0.0, 0.0)) -> Parts:
         """Each micro-batch's part of the global mean loss, (`n_micro`,) float64, zero where it is another rank's; from a device
@@ -123,15 +123,6 @@ class Pipeline:
     def sent_bytes(self) -> int:
         """Bytes of messages to other stages that are still in memory."""
         return 0 if self.neighbours is None else self.neighbours.link.sent_bytes
-
-    def take_tally(self) -> np.ndarray[Any, Any]:
-        """The sum of the mixtures' tallies (`nn.MixtureOfExperts.take_tally`); empty for models without experts. Where one was
-        kept, that one."""
-        if not self._has_mixtures:
-            return np.zeros(0)
-        found: np.ndarray[Any, Any] = sum((layer.take_tally() for layer in self._mixtures), np.zeros(4))
-        kept, self.kept_tally = self.kept_tally, None
-        return found if kept is None else kept
 
     def _program(self, n: int) -> list[Action]:
         """The actions of this stage in a step of `n` micro-batches."""

@@ -10,6 +10,7 @@ can be hidden behind. A copy into a slot begins once the step that read it has b
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,14 +22,16 @@ from mpitrain.data import MicroBatch
 from mpitrain.parallel.pipeline.feed import Feed
 
 Batch = tuple[int, list[MicroBatch]]
+KEPT = 4                       # shapes: those of a last batch, of a last micro-batch and of both
 
 
 class Slot:
-    """Arrays on the device with the pinned memory they are copied from, by place in the batch, shape and dtype."""
+    """Arrays on the device with the pinned memory they are copied from, by place in the batch, shape and dtype; of each place the
+    KEPT last ones."""
 
     def __init__(self, device: Device, stream: Any):
         self._cuda, self._xp, self._stream = device.xp.cuda, device.xp, stream
-        self._arrays: dict[tuple[Any, ...], tuple[Array, np.ndarray[Any, Any]]] = {}
+        self._arrays: dict[tuple[int, str], OrderedDict[tuple[Any, ...], tuple[Array, np.ndarray[Any, Any]]]] = {}
         self._arrived, self._read = (device.xp.cuda.Event(disable_timing=True) for _ in range(2))
         self._is_used = False
 
@@ -44,15 +47,18 @@ class Slot:
         return sent
 
     def _send(self, values: Any, place: int, what: str) -> Array:
-        key = place, what, values.shape, values.dtype.str
-        if key not in self._arrays:
+        known, key = self._arrays.setdefault((place, what), OrderedDict()), (values.shape, values.dtype.str)
+        if key not in known:
+            if len(known) >= KEPT:                            # Its copy is over, and new arrays wait for who may read it.
+                known.popitem(last=False)
             memory = self._cuda.alloc_pinned_memory(max(values.nbytes, 1))
-            self._arrays[key] = self._xp.empty(values.shape, values.dtype), np.frombuffer(
+            known[key] = self._xp.empty(values.shape, values.dtype), np.frombuffer(
                 memory, values.dtype, values.size).reshape(values.shape)
             free = self._cuda.Event(disable_timing=True)
             free.record()                                     # An array that was there may be read by what was asked for before.
             self._stream.wait_event(free)
-        there, pinned = self._arrays[key]
+        known.move_to_end(key)
+        there, pinned = known[key]
         np.copyto(pinned, values)
         there.set(pinned, stream=self._stream)
         return there

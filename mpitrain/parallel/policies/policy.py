@@ -19,16 +19,16 @@ from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import GraphError, NumericsError
-from mpitrain.kernels.optimizer import FOUND, LOSSES, NORM
+from mpitrain.kernels.optimizer import NORM
 from mpitrain.nn import FlatLayout, FlatStorage
 from mpitrain.optim import Optimizer, Segment, clip_factor
-from mpitrain.optim.norm import numbers_of_a_step
 from mpitrain.parallel.connect import ParallelContext
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.scaled_rows import ScaledRows
 from mpitrain.parallel.gradients.statistics import Statistics
+from mpitrain.parallel.policies.late_norm import LateNorm
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
 from mpitrain.schedules.collectives import ON_NODES
@@ -190,9 +190,7 @@ class Policy(ABC):
         self.norm, self.tied = self.norm_of(own), self.context.tied_parameters(own)
         self.statistics = Statistics(self.stage.chunks, self.channel if self.tree else self.context.replicas, self.tree)
         self.rows = ScaledRows(self.stage.chunks, self.statistics.channel)
-        on_device = self.setup.device.name == "gpu" and not self.goes_on and self.norm.channel is None
-        self._on_device = numbers_of_a_step(self.setup.device.xp) if on_device and not optimizer.needs_closure else None
-        self._found: tuple[int, Callable[[], Any]] | None = None     # The step, and what reads the numbers that its norm left.
+        self._late = None if self.goes_on or optimizer.needs_closure else LateNorm.of(self.norm, self.setup.device)
         self._say_choice(self.layout.dtype.name)
         self._thawing = [s.parameter for s in self.layout.segments if 0 < s.parameter.trained_from < math.inf]
 
@@ -235,12 +233,8 @@ class Policy(ABC):
 
     def wait(self) -> None:
         """Waits for the norm of a step on a device that nobody has looked at. NumericsError where it was not finite."""
-        if self._found is None:
-            return
-        (step, read), self._found = self._found, None
-        if read()[FOUND]:
-            raise NumericsError("the gradient is not finite; no parameter was changed in that step; try a smaller optimizer.lr",
-                                step=step)
+        if self._late is not None:
+            self._late.wait()
 
     def minimise(self, again: Evaluate | None, lr: float) -> None:
         """The update by an optimizer that computes the loss several times."""
@@ -279,10 +273,8 @@ class Policy(ABC):
         if not (self.clip_norm or self.want_norm):
             return None, 1.0
         self.wait()
-        if self._on_device is not None and not self.want_norm:
-            self.numbers = self._on_device
-            self.norm.conclude(gradients, self.numbers, self.clip_norm)
-            self._found = self.step + 1, self.setup.device.read_later(self.numbers, LOSSES)
+        if self._late is not None and not self.want_norm:
+            self.numbers = self._late.conclude(self.norm, gradients, self.clip_norm, self.step + 1)
             return None, 1.0
         norm = self.norm(gradients)
         if not math.isfinite(norm):

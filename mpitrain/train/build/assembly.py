@@ -49,10 +49,10 @@ from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.trial import try_replicas, try_samples
 from mpitrain.train.build.validate import refuse_cuts, refuse_parts, validate
-from mpitrain.train.intervals import Plan, Step
-from mpitrain.train.observers.observer import Observer
+from mpitrain.train.intervals import Plan
 from mpitrain.train.observers.reached import Reached
 from mpitrain.train.observers.record import Console
+from mpitrain.train.observers.tune import Tune
 from mpitrain.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -239,9 +239,6 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span, goes_on=policy.goes_on)
     pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
-    if device.name == "gpu" and t.graph != "off":
-        from mpitrain.train.build.graphs import capture
-        capture(pipeline, config, device, policy)
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span)
     if evaluator is None:
@@ -249,9 +246,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     tuning = make_tuning(comm, reducer, control, mesh)
     trainer = Trainer(pipeline=pipeline, update=policy, loader=loader, evaluator=evaluator, channel=control, plan=plan,
                       span=timeline.span)
-    if device.name == "gpu" and stage.index == 0 and not isinstance(config.data.x, dict):
-        from mpitrain.parallel.pipeline.uploads import Uploads
-        trainer.ahead = Uploads(feed).ahead
+    if device.name == "gpu":
+        from mpitrain.train.build.device import prepare
+        prepare(trainer, config, device, policy)
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
@@ -269,19 +266,6 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices
     return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics)
-
-
-class Tune(Observer):
-    """Gives `tuning` the times of steps; its choices go into run.json."""
-
-    def __init__(self, tuning: Tuning):
-        self.tuning = tuning
-
-    def after_step(self, step: int, fields: Step, seconds: float) -> None:
-        self.tuning.after_step(seconds)
-
-    def finish(self, step: int) -> Mapping[str, Any]:
-        return {"choices": self.tuning.choices}
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

@@ -6,7 +6,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, Device
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.nn import mixtures
+from mpitrain.nn import SyncBatchNorm, mixtures
 from mpitrain.parallel.pipeline.graphs import Graphs
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
@@ -30,10 +30,14 @@ def obstacle(pipeline: Pipeline, config: Config, policy: Policy) -> str:
     stage = pipeline.stage
     if stage.n_virtual > 1:
         return f"the model is cut into {stage.n_virtual} stages, whose messages go through the host"
-    if pipeline.channel.size > 1:
-        return f"gradients of {pipeline.channel.size} ranks are exchanged through the host while backward runs"
+    if shared := next((axis for axis in ("tp", "cp") if policy.mesh.size(axis) > 1), ""):
+        return f"{policy.mesh.size(shared)} ranks along {shared} send each other activations through the host"
     if policy.cuts_parameters:
         return "the ranks put parameters together while blocks compute"
+    if policy.cuts_gradients:
+        return "the memory of a bucket of gradients is another one's in each backward"
+    if pipeline.channel.size > 1 and any(isinstance(module, SyncBatchNorm) for _, module in stage.model.named_modules()):
+        return "the ranks send each other the statistics of synchronised batch norm through the host"
     if mixtures(stage.model):
         return "the model has mixtures of experts, whose rows are counted on the host"
     if isinstance(config.data.x, dict):
@@ -42,7 +46,7 @@ def obstacle(pipeline: Pipeline, config: Config, policy: Policy) -> str:
         return "a teacher's outputs come from the host"
     if policy.goes_on:
         return f'train.on_nan = "{config.train.on_nan}" looks at each loss before backward'
-    if policy.statistics.layers:
+    if policy.statistics.layers and policy.statistics.there is None:
         return "running statistics of its layers are kept on the host"
     if config.train.recompute:
         return "blocks are computed again, with what the host remembers of them"
