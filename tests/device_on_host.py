@@ -19,6 +19,8 @@ from functools import cache
 from typing import Any
 
 import device_graphs
+import device_races
+import fakecuda
 import numpy as np
 from device_counts import note
 
@@ -109,6 +111,8 @@ class OnHost:
                         address, (ctypes.c_uint * 3)(*whole), (ctypes.c_uint * 3)(threads, 1, 1), ctypes.c_int64(shared),
                         (ctypes.c_int64 * INTEGERS)(*integers), (ctypes.c_double * DOUBLES)(*doubles))
                 assert not answer, f"{name}, grid {whole}, {threads} threads, {len(kept)} arrays: {WRONG[answer]}"
+            if device_races.watching():
+                device_races.touch(fakecuda.get_current_stream(), name, [], [x._memory for x in kept if x is not None])
             device_graphs.in_place(work)
         return launch
 

@@ -1,7 +1,8 @@
 """``xp.cuda`` of the stand-in: streams, events, pinned memory and graphs, all in the order of the program.
 
-Work on any stream is done at once, so a missing wait between two streams is not found here; waits of the host are counted. With
-`lagging(n)` an asynchronous copy to the host happens when its event has been asked n times: who reads early reads old values.
+Work on any stream is done at once; a missing wait between two streams is found by `device_races.watched()`. Waits of the host are
+counted. With `lagging(n)` an asynchronous copy to the host happens when an event of its stream has been asked n times: who reads
+early reads old values.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import device_graphs
+import device_races
 import numpy as np
 from device_counts import note
 
@@ -99,7 +101,7 @@ def _wait(what: str) -> None:
 
 
 _lag = 0
-_late: list[Callable[[], Any]] = []               # copies to the host that have not happened
+_late: list[tuple[Stream, Callable[[], Any]]] = []            # copies to the host that have not happened
 
 
 @contextmanager
@@ -112,9 +114,9 @@ def lagging(n: int) -> Iterator[None]:
         _lag = 0
 
 
-def copy_later(work: Callable[[], Any]) -> None:
+def copy_later(work: Callable[[], Any], stream: Stream | None = None) -> None:
     if _lag:
-        _late.append(work)
+        _late.append((stream or get_current_stream(), work))
     else:
         device_graphs.in_place(work)
 
@@ -122,20 +124,24 @@ def copy_later(work: Callable[[], Any]) -> None:
 class Event:
     def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False):
         self.seconds: float | None = None
-        self._works: list[Callable[[], Any]] = []
+        self.timed = not disable_timing
+        self._works: list[tuple[Stream, Callable[[], Any]]] = []
         self._asked = 0
+        self.clock: device_races.Clock = {}
 
     def record(self, stream: Any = None) -> None:
         def now() -> None:
             self.seconds = time.perf_counter()
-        self._works, self._asked = list(_late), 0
+        stream = stream or get_current_stream()
+        self._works, self._asked = [late for late in _late if late[0] is stream], 0
+        self.clock = device_races.recorded(stream)
         device_graphs.in_place(now)
 
-    def _reach(self) -> None:
-        for work in self._works:
-            if work in _late:
-                work()
-                _late.remove(work)
+    def reach(self) -> None:
+        for late in self._works:
+            if late in _late:
+                _late.remove(late)
+                late[1]()
         self._works = []
 
     @property
@@ -143,16 +149,19 @@ class Event:
         self._asked += 1
         if self._works and self._asked <= _lag:
             return False
-        self._reach()
+        self.reach()
+        device_races.host_waits(self.clock)
         return True
 
     def synchronize(self) -> None:
         _wait("event")
-        self._reach()
+        self.reach()
+        device_races.host_waits(self.clock)
 
 
 def get_elapsed_time(first: Event, second: Event) -> float:
     """Milliseconds."""
+    assert first.timed and second.timed, "cudaErrorInvalidResourceHandle: an event was made without timing"
     assert first.seconds is not None and second.seconds is not None, "an event was not recorded"
     return 1e3 * (second.seconds - first.seconds)
 
@@ -170,6 +179,8 @@ class Stream:
 
     def synchronize(self) -> None:
         _wait("stream")
+        self.record().reach()
+        device_races.host_waits(device_races.recorded(self))
 
     def record(self, event: Event | None = None) -> Event:
         event = Event() if event is None else event
@@ -177,7 +188,8 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        pass
+        event.reach()                             # What the stream is asked for next is done at once.
+        device_races.waits(self, event.clock)
 
     @property
     def done(self) -> bool:

@@ -21,6 +21,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import device_graphs
+import device_races
 import fakecuda
 import numpy as np
 import pytest
@@ -56,13 +57,19 @@ class DeviceArray:
         note(down=self._memory.nbytes, sync="get" if blocking else None)
         if out is None or blocking:
             device_graphs.forbidden("get")
+        stream = stream or fakecuda.get_current_stream()
+        device_races.touch(stream, "a copy to the host", [self._memory], [] if out is None else [out])
+        if blocking:
+            device_races.host_waits(device_races.recorded(stream))
         if out is None:
             return self._memory.copy()
-        (device_graphs.in_place if blocking else fakecuda.copy_later)(partial(np.copyto, out, self._memory))
+        copy = partial(np.copyto, out, self._memory)
+        device_graphs.in_place(copy) if blocking else fakecuda.copy_later(copy, stream)
         return out
 
     def set(self, values: np.ndarray, stream: Any = None) -> None:
         note(up=values.nbytes)
+        device_races.touch(stream or fakecuda.get_current_stream(), "a copy from the host", [values], [self._memory])
         device_graphs.in_place(partial(np.copyto, self._memory, values))
 
     def __array__(self, *args: Any, **kwargs: Any) -> Any:
@@ -97,6 +104,9 @@ class DeviceArray:
         inside = _unwrap(index)
         _note_index(inside, "setitem", writes=True)
         values = _unwrap(value)
+        if device_races.watching():
+            part = self._memory[inside]
+            _touch("setitem", [values], [part if part.base is not None else self._memory])
         device_graphs.in_place(lambda: self._memory.__setitem__(inside, values))
 
     def __iter__(self) -> Iterator[Any]:
@@ -135,6 +145,16 @@ class DeviceArray:
 OWNERS: weakref.WeakValueDictionary[int, DeviceArray] = weakref.WeakValueDictionary()      # by the id of their memory
 
 
+def launches_nothing(result: Any, given: list[Any]) -> bool:
+    """Whether a result is a view of what was given."""
+    return isinstance(result, np.ndarray) and any(isinstance(x, np.ndarray) and np.may_share_memory(result, x) for x in given)
+
+
+def _touch(name: str, reads: list[Any], writes: list[Any]) -> None:
+    """Tells who watches for races what the current stream is asked for."""
+    device_races.touch(fakecuda.get_current_stream(), name, reads, writes)
+
+
 def _owner(memory: np.ndarray) -> DeviceArray:
     """The one array that owns this memory, which has no base."""
     found = OWNERS.get(id(memory))
@@ -159,10 +179,12 @@ def _operator(name: str) -> Callable[..., Any]:
         inside = [_unwrap(other) for other in others]
         work = partial(getattr(self._memory, name), *inside)
         if name.startswith("__i") and name != "__invert__":
+            _touch(name, inside, [self._memory])
             device_graphs.in_place(work)
             note(name.strip("_"), launches_of(name, self._memory, [self._memory, *inside]))
             return self
         result = device_graphs.made(work, _poisoned, [])
+        _touch(name, [self._memory, *inside], [result])
         if result is not NotImplemented:
             note(name.strip("_"), launches_of(name, result, [self._memory, *inside]))
         return result if result is NotImplemented else _wrap(result)
@@ -212,10 +234,13 @@ class _Function:
         if self._name in SYNCS:
             device_graphs.forbidden(self._name)
         if out is not None or self._name in IN_PLACE:
+            _touch(self._name, given, [given[0] if out is None else out._memory])
             device_graphs.in_place(work)
             note(self._name, launches_of(self._name, given[0] if out is None else out._memory, given))
             return out
         result = device_graphs.made(work, _poisoned, [x for x in given if isinstance(x, np.ndarray)])
+        if device_races.watching() and not launches_nothing(result, given):
+            _touch(self._name, given, [result])
         note(self._name, launches_of(self._name, result, given))
         return _wrap(result)
 

@@ -8,6 +8,7 @@ import fakecuda
 import numpy as np
 import pytest
 from device_counts import counted
+from device_races import watched
 from fakegpu import put
 
 from mpitrain.comm.messages.channel import Channel
@@ -103,6 +104,25 @@ def test_mpi_that_takes_memory_of_devices_makes_the_same_sums_and_nothing_crosse
             assert on_device[i].get().tobytes() == x.tobytes()
     channel.close()
     staged.close()
+
+
+@pytest.mark.parametrize(("wire", "handed_over"), [(None, False), ("bfloat16", False), ("bfloat16", True)])
+def test_streams_wait_for_what_others_write_before_and_after_a_sum(comm: Any, wire: str | None, handed_over: bool) -> None:
+    channel = Channel(comm.Dup(), "sums", algorithm="direct", wire=wire)
+    channel.device_buffers = handed_over
+    with watched():
+        whole = put(np.ones(600, np.float32))
+        for _ in range(2):
+            works = []
+            for i in (0, 1):
+                part = whole[300 * i:300 * i + 300]
+                part *= 2
+                works.append(channel.prepare(part, f"sum {i}").start())
+            for work in works:
+                work.wait()
+            whole *= 0.5
+    assert (whole.get() == channel.size ** 2).all()
+    channel.close()
 
 
 def test_slices_are_summed_and_gathered_in_memory_of_devices(comm: Any) -> None:

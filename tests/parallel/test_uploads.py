@@ -9,6 +9,7 @@ from typing import Any
 import fakecuda
 import numpy as np
 import pytest
+from device_races import watched
 from fakegpu import DeviceArray, xp
 
 from mpitrain.backend import Device
@@ -17,6 +18,12 @@ from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.uploads import Uploads
 
 GPU = Device("gpu", xp)
+
+
+@pytest.fixture(autouse=True)
+def streams_wait_for_each_other() -> Iterator[None]:
+    with watched():
+        yield
 
 
 def batches(asked: list[int], sizes: list[int]) -> Iterator[tuple[int, list[MicroBatch]]]:
