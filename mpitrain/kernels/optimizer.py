@@ -179,6 +179,8 @@ vectorises as well (0.6 ms for 1.9 million float32 on one core; eight running su
 
 
 NUMBERS = 8                # float64: 64 bytes, which one copy brings to the host
+RATE, ROOT, FIRST = range(3)
+"""Kinds of an update's scalars that depend on the step t: lr / (1 - beta^t); 1 / sqrt(1 - beta^t); beta, and 1 at the first."""
 NORM, FACTOR, FOUND, SCALE, GOOD, LEFT_OUT, LOSSES = range(7)
 """Places in the numbers of a step: the gradient's norm, before clipping; what the update multiplies gradients with; 1 where one
 is not finite, and nothing may change; the scale of the loss, of which gradients are multiples; good steps since it changed;
@@ -199,12 +201,14 @@ def _conclude_norm_reference(numbers: Array, sums: Array, limit: float, interval
         grown = xp.where(xp.isfinite((scale * growth).astype("float32")), scale * growth, scale)
         numbers[SCALE] = xp.where(found, scale * backoff, xp.where(grows, grown, scale))
         numbers[GOOD] = xp.where(found | grows, 0.0, good + 1)
+        numbers[LEFT_OUT] += found
 
 
 conclude_norm = Kernel("conclude_norm", _conclude_norm_reference)
 """(numbers, sums, limit, interval, growth, backoff): the numbers of a step, float64, of the sums of squares of blocks (n,).
 
-The norm is the root of the sum over `scale`, clipped at `limit` (0: not). With an `interval` the scale of the loss is changed for
-the next step: times `backoff` where a gradient is not finite, times `growth` after so many good steps without a change, unless
-float32 has no such number (as torch.amp.GradScaler). `numbers` change in place.
+The sums are added one after the other; none is less than 0. The norm is the root of that over `scale`, clipped at `limit` (0:
+not). With an `interval`, steps with a gradient that is not finite are counted as left out, and the scale of the loss is changed
+for the next step: times `backoff` where a gradient is not finite, times `growth` after so many good steps without a change,
+unless float32 has no such number (as torch.amp.GradScaler). `numbers` change in place.
 """

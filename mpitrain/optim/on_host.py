@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
-from mpitrain.kernels.optimizer import FACTOR, FOUND
+from mpitrain.kernels.optimizer import FACTOR, FOUND, LEFT_OUT
 from mpitrain.optim.optimizer import Allocate, Held, Optimizer, Segment
 from mpitrain.optim.places import memory_of, place_in
 
@@ -139,12 +139,14 @@ class OnHost(Optimizer):
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
                segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
+        left_out = 0
         if numbers is not None:                           # The host, which updates, has to wait for them.
             found = asnumpy(numbers)
             if found[FOUND]:
                 self.steps = step
                 return
             scale *= float(found[FACTOR])
+            left_out = int(found[LEFT_OUT])
         chosen = self.host.segments if segments is None else segments
         values, copies, host = self.device_storage.values, self._copies, self.host
         copies.begin()
@@ -153,7 +155,7 @@ class OnHost(Optimizer):
         coming = [copies.down(gradients[a:b], self._gradients[a:b]) for a, b, _ in pieces]
         for (a, b, parts), wait in zip(pieces, coming, strict=True):
             wait()
-            self.inner.update(self._gradients, lr=lr, step=step, scale=scale, segments=parts)
+            self.inner.update(self._gradients, lr=lr, step=max(1, step - left_out), scale=scale, segments=parts)
             copies.up(host.values[a:b], values[a:b])
         copies.end()
         if self.device_copy is not None:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from mpitrain.backend import Array, array_module, asnumpy, overwrite
+from mpitrain.backend import Array, array_module, asnumpy, constant, overwrite
 from mpitrain.backend.runtime import runtime
 from mpitrain.kernels.device.code import FORMATS, computed, contiguous
-from mpitrain.kernels.device.optimizer import RULES, tiles_of
+from mpitrain.kernels.device.optimizer import RULES, step_scalars, tiles_of
 from mpitrain.kernels.kernel import Kernel
-from mpitrain.kernels.optimizer import FACTOR, FOUND
+from mpitrain.kernels.optimizer import FACTOR, FOUND, LEFT_OUT
 from mpitrain.optim.places import memory_of, place_in
 
 MOST_TABLES = 256            # lists of runs whose tables are kept: as many as there are buckets, or parts with gradients
@@ -44,6 +44,7 @@ class Updater(Protocol):
     kernel: Kernel | None
     condensed: bool
     launch: Any
+    by_step: Sequence[tuple[int, int, float]]
 
     def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]: ...
     def change(self, run: Any, gradients: Array, lr: float, step: int, scale: float) -> None: ...
@@ -68,13 +69,14 @@ class OneLaunch:
 
     def __call__(self, runs: Sequence[Run], gradients: Any, lr: float, step: int, scale: float, numbers: Array | None) -> None:
         """Changes the elements of `runs`, which depend on no other; `numbers` as in `kernels.optimizer.conclude_norm`."""
-        table = self.fill(runs, gradients, lr, step, scale)
+        table = self.fill(runs, gradients, lr, step, scale, numbers)
         storage, state = self.optimizer.storage, tuple(self.optimizer.state.values())
         self.rule(memory_of(storage.values), contiguous(memory_of(gradients)), state, table.scalars, table.tiles,
                   copy_of(storage), numbers)
 
-    def fill(self, runs: Sequence[Run], gradients: Any, lr: float, step: int, scale: float) -> Table:
-        """The table of the runs, with the scalars of a step: all that a launch of it needs of the host."""
+    def fill(self, runs: Sequence[Run], gradients: Any, lr: float, step: int, scale: float, numbers: Array | None) -> Table:
+        """The table of the runs, with the scalars of a step: all that a launch of it needs of the host. Steps that `numbers`
+        counts as left out are taken off `step` on the device, which alone knows them."""
         key = hasattr(gradients, "place"), tuple(runs)
         table = self._tables.get(key)
         if table is None:
@@ -82,7 +84,10 @@ class OneLaunch:
                 self._tables.clear()
             table = self._tables[key] = self._made(key[1], gradients)
         rows = [self.optimizer.scalars(decay, lr, step, scale) for decay in table.decays]
-        if rows:
+        if rows and self.optimizer.by_step and numbers is not None:
+            kinds = constant(array_module(numbers), np.array(self.optimizer.by_step, np.float64))
+            step_scalars(table.scalars, np.array(rows), step, lr, kinds, numbers)
+        elif rows:
             overwrite(table.scalars, np.array(rows, table.scalars.dtype))
         return table
 
@@ -108,7 +113,7 @@ def change(optimizer: Updater, runs: Sequence[Run], gradients: Any, lr: float, s
         found = asnumpy(numbers)
         if found[FOUND]:
             return
-        scale *= float(found[FACTOR])
+        scale, step = scale * float(found[FACTOR]), max(1, step - int(found[LEFT_OUT]))
     for run in runs:
         optimizer.change(run, gradients[run.start:run.stop], lr, step, scale)
     values, copy = optimizer.storage.values, copy_of(optimizer.storage)

@@ -120,6 +120,7 @@ class Optimizer:
     averages: Sequence[str] = ()                  # The states that are weights themselves, means of them: pruned where these are.
     condensed = False                             # True: states have shapes of their own, `state_shape`, by whole parameters.
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
+    by_step: Sequence[tuple[int, int, float]] = ()     # The scalars that depend on the step: (which, `kernels.RATE` ..., beta).
 
     def __init_subclass__(cls, **keys: Any) -> None:
         """The arguments are those of `__init__`, wherever somebody asks for them; `__new__` has none of its own."""

@@ -28,6 +28,7 @@ class SGD(Optimizer):
                          maximize=maximize, allocate=allocate)
         self.momentum, self.dampening = momentum, dampening
         self.weights = (1.0, momentum) if nesterov else (0.0, 1.0)      # The weights of g and of b in the step.
+        self.by_step = ((2, kernels.FIRST, 1.0 - dampening),) if momentum and dampening else ()
         self.kernel = kernels.sgd if not momentum else kernels.sgd_dampened if dampening else kernels.sgd_momentum
 
     def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
@@ -50,6 +51,7 @@ class Adam(Optimizer):
         super().__init__(model, lr, state=("m", "v", "largest")[:2 + amsgrad], weight_decay=weight_decay, decay=decay,
                          maximize=maximize, allocate=allocate)
         self.betas, self.eps = (betas[0], betas[1]), eps
+        self.by_step = (0, kernels.RATE, self.betas[0]), (6, kernels.ROOT, self.betas[1])
         self.kernel = kernels.amsgrad if amsgrad else kernels.adam
 
     def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:

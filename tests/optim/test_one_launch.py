@@ -13,7 +13,7 @@ from fakegpu import put, runtime, xp
 
 from mpitrain import models
 from mpitrain.backend import CPU, Device
-from mpitrain.kernels.optimizer import FACTOR, FOUND, NORM
+from mpitrain.kernels.optimizer import FACTOR, FOUND, NORM, conclude_norm
 from mpitrain.nn import FlatStorage, Parameter, init
 from mpitrain.optim import LAMB, LARS, SGD, Adam, AdamW, Lion, RMSprop, clip_factor, squared_norm
 from mpitrain.optim.norm import numbers_of_a_step
@@ -183,8 +183,24 @@ def test_a_clipped_step_on_a_device_that_nobody_waits_for_has_the_hosts_bits():
         def whole_step(given=moved, step=step):
             norm.conclude(given, numbers, 1.5)
             device.update(given, lr=0.01, step=step, numbers=numbers)
-        assert launches(whole_step) == 3
+        assert launches(whole_step) == 4, "one brings the scalars of the step to their place"
         assert_equal(device, host)
+
+
+def halves(n):
+    """A large sum, and n that lie halfway between two multiples of its last place, or on one."""
+    return np.append(2.0**20, 2.0**-33 * np.random.default_rng(n).integers(0, 4, n))
+
+
+@pytest.mark.parametrize("sums", [
+    *(np.abs(np.random.default_rng(n).standard_normal(n)) for n in (1, 2, 255, 256, 257, 1024, 1025, 5000)),
+    halves(3000), np.exp(np.random.default_rng(0).uniform(-60, 60, 4000)), np.full(3000, 2.0**-1074), np.full(1500, 2.0**1013),
+    np.append(np.zeros(700), halves(1500)), np.append(np.ones(900), [np.inf, 1.0]), np.append(np.ones(900), np.nan)])
+def test_sums_of_blocks_are_added_as_if_one_after_the_other(sums):
+    numbers = numbers_of_a_step(xp)
+    conclude_norm(numbers, put(sums), 0.0, 0, 2.0, 0.5)
+    with np.errstate(over="ignore"):
+        np.testing.assert_array_equal(numbers.get()[NORM], np.sqrt(np.add.accumulate(sums)[-1]))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -224,7 +240,7 @@ def test_ranks_with_parts_fetch_their_sums_at_once_and_find_the_norm_of_the_whol
                 assert norm(put(flat)) == numbers.get()[NORM] == whole
 
 
-def test_norm_clipping_and_update_of_gpt2_are_three_launches_whatever_the_number_of_runs():
+def test_norm_clipping_and_update_of_gpt2_are_four_launches_whatever_the_number_of_runs():
     model = models.gpt(layers=12, heads=2, width=16, block=8, vocabulary=11, bias=True)
     made = model.initialize(1, device=GPU)
     optimizer, numbers = AdamW(made, weight_decay=0.1, decay="matrices"), numbers_of_a_step(xp)
@@ -234,4 +250,4 @@ def test_norm_clipping_and_update_of_gpt2_are_three_launches_whatever_the_number
     def step():
         norm.conclude(flat, numbers, 1.0)
         optimizer.update(flat, lr=1e-3, step=1, numbers=numbers)
-    assert launches(step) == 3
+    assert launches(step) == 4

@@ -21,6 +21,7 @@ SOURCE, WIDE, TILE = Source("optimizer"), 256, 2048                   # optimize
 COPIES = ("bfloat16", "float16")
 _conclude = SOURCE.function("conclude_norm", "D!:5 D:n in i d d d")
 _square_sums = SOURCE.function("square_sums", "X L?:2b D!:b in ib")
+_step_scalars = SOURCE.function("step_scalars", "X!:rc X:rc D:2 D:3k D:n ir ic ik in")
 
 
 class Rule:
@@ -70,6 +71,15 @@ def _rule(name: str, states: int, scalars: int) -> None:
 for _name, _states, _scalars in (("sgd", 0, 3), ("sgd_momentum", 1, 6), ("sgd_dampened", 1, 7), ("adam", 2, 9), ("amsgrad", 3, 9),
                                  ("lamb", 3, 8), ("rmsprop", 2, 7), ("rmsprop_centered", 3, 7)):
     _rule(_name, _states, _scalars)
+
+
+def step_scalars(to: Array, rows: np.ndarray[Any, Any], step: int, lr: float, kinds: Array, numbers: Array) -> None:
+    """Writes an update's scalars, (rows, scalars), to `to` on a device: `rows`, of the host, but those of `kinds` for `step` less
+    the steps that `numbers` counts as left out. `kinds` (k, 3) are float64 rows (column, kind, beta), on the device."""
+    xp, now = array_module(to), np.array([step, lr])
+    brought = xp.asarray(np.concatenate([now.view(np.uint8), rows.astype(to.dtype).reshape(-1).view(np.uint8)]))
+    _step_scalars((1,), WIDE, to, brought[now.nbytes:].view(to.dtype), brought[:now.nbytes].view(np.float64), kinds, numbers,
+                  *to.shape, len(kinds), numbers.size)
 
 
 def tiles_of(runs: Iterable[tuple[int, int, int, int, int]]) -> np.ndarray[Any, Any]:

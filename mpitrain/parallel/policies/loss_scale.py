@@ -7,7 +7,9 @@
 
 Gradients are then multiples of the scale throughout the exchange. The update divides by it, on their way in; where one is not
 finite it changes nothing, and the scale falls. Nobody reads the scale: it stays on the device. The rule is that of
-torch.amp.GradScaler.
+torch.amp.GradScaler. A step that is left out does not count for the optimizer, whose bias corrections go by its own steps: they
+are counted on the device, too. For the run it counts: batches and schedules of the learning rate go on, as in a PyTorch program
+that calls ``scheduler.step()`` after ``scaler.update()`` without looking.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import numpy as np
 from mpitrain.backend import Array, array_module, asnumpy, overwrite
 from mpitrain.comm.face import AnyChannel
 from mpitrain.errors import ConfigError
-from mpitrain.kernels.optimizer import GOOD, SCALE
+from mpitrain.kernels.optimizer import GOOD, LEFT_OUT, SCALE
 from mpitrain.optim.norm import numbers_of_a_step
 from mpitrain.parallel.gradients.norm import GradientNorm
 
@@ -53,16 +55,20 @@ class LossScale:
         norm.conclude(gradients, self.numbers, limit, interval=self.interval, growth=self.growth, backoff=self.backoff)
         return self.numbers
 
+    def restart(self) -> None:
+        """Forgets how many steps have been left out, as the optimizer forgets its own; the scale stays."""
+        self.numbers[LEFT_OUT] = 0
+
     def record(self) -> dict[str, Any]:
         """What a resumed run needs, on the host; waits for the device."""
         found = asnumpy(self.numbers)
-        return {"scale": np.array(found[SCALE]), "good": np.array(int(found[GOOD]))}
+        return {"scale": np.array(found[SCALE]), "good": np.array(int(found[GOOD])), "left_out": np.array(int(found[LEFT_OUT]))}
 
     def restore(self, found: dict[str, Any]) -> None:
         """Goes on from `record`; where it is empty, from what there is."""
         if found:
             host = asnumpy(self.numbers).copy()
-            host[SCALE], host[GOOD] = float(found["scale"]), int(found["good"])
+            host[SCALE], host[GOOD], host[LEFT_OUT] = float(found["scale"]), int(found["good"]), int(found.get("left_out", 0))
             overwrite(self.numbers, host)
 
 

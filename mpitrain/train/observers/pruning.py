@@ -191,6 +191,8 @@ class Pruning(Observer):
         for s in policy.own():
             policy.storage.values[s.start:s.stop][...] = self.first[s.start:s.stop]
         policy.optimizer.restart()
+        if policy.loss_scale is not None:
+            policy.loss_scale.restart()
         self._count_from(self.end)
 
     def _count_from(self, step: int) -> None:
