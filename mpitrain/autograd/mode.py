@@ -20,7 +20,7 @@ class _Mode(threading.local):
     forward_of: Callable[[type[Any]], Callable[..., Any]] | None = None
     held: list[Any] | None = None
     path = ""
-    share: Callable[[], float] | None = None
+    share: Callable[[], Any] | None = None
 
     def __init__(self) -> None:
         self.walks: list[Any] = []                # the backward passes in progress, innermost last
@@ -125,18 +125,19 @@ def in_place_of_forward(find: Callable[[type[Any]], Callable[..., Any]]) -> Iter
         replacing.remove(find)
 
 
-def batch_share() -> float:
+def batch_share() -> Any:
     """The weight of a term of the loss that a layer adds itself: the rows of the micro-batch whose backward runs, over those of
     the global batch; 1 where nobody says otherwise.
 
     A loss over samples is a sum, and its gradient comes to a layer with its scale. A layer's own term (the balance of experts) is
-    one number for each micro-batch, and only the training loop knows its scale.
+    one number for each micro-batch, and only the training loop knows its scale. Where the loss is scaled the share is, too: an
+    array of one number on the device then.
     """
     return 1.0 if mode.share is None else mode.share()
 
 
 @contextmanager
-def part_of_batch(share: Callable[[], float]) -> Iterator[None]:
+def part_of_batch(share: Callable[[], Any]) -> Iterator[None]:
     """While it is entered, `share()` is what a backward on this thread is for; asked only where a layer needs it."""
     before, mode.share = mode.share, share
     try:

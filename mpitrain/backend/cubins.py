@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from mpitrain.backend.cache import one_at_a_time
 from mpitrain.backend.runtime import device_folder
+from mpitrain.errors import text_of
 
 OPTIONS = ("--std=c++17", "--fmad=false")
 """A product and a sum are fused where a source says `fmaf`, and nowhere else, so that bits are the host's."""
@@ -42,6 +49,32 @@ def version(source: Path, *made_by: object) -> str:
     """Names what is compiled of a source by what is in it and the folder's headers, the options, and who compiles for whom."""
     texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
     return hashlib.sha256(b"\0".join((*texts, repr((OPTIONS, *made_by)).encode()))).hexdigest()[:32]
+
+
+def keep(file: Path, make: Callable[[], bytes]) -> bytes | None:
+    """Puts a cubin there, unless it is there; only one process makes it. Where it cannot be written (the folder is full, say),
+    the cubin itself, and a warning, once: each start of a run compiles then."""
+    if file.exists():
+        return None
+    with one_at_a_time(file.name):
+        if file.exists():
+            return None
+        made, new = make(), file.with_suffix(f".{os.getpid()}")
+        try:
+            new.write_bytes(made)
+            new.replace(file)
+        except OSError as error:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+            _warn(f"compiled kernels cannot be kept in {file.parent} ({text_of(error)}), so each start compiles them; make room "
+                  "there, or set MPITRAIN_CACHE_DIR")
+            return made
+    return None
+
+
+@cache
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def compiled(source: Path, architecture: str) -> tuple[bytes, dict[str, Resources], list[str]]:

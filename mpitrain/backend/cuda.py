@@ -8,7 +8,6 @@ CuPy is imported where this module is. (A first step with nothing in the cache c
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -16,8 +15,8 @@ from typing import Any
 import cupy
 from cupy.cuda import compiler
 
-from mpitrain.backend.cache import cache_folder, one_at_a_time
-from mpitrain.backend.cubins import OPTIONS, version
+from mpitrain.backend.cache import cache_folder
+from mpitrain.backend.cubins import OPTIONS, keep, version
 from mpitrain.backend.cublaslt import WORKSPACE, CublasLt, load
 from mpitrain.backend.runtime import Grid, Launch, ProductForm, device_folder
 
@@ -66,11 +65,10 @@ class Cuda:
         path = folder / f"{source}.cu"
         name = f"{source}-{target}-{version(path, target, cupy.__version__, compiler._get_nvrtc_version())}.cubin"
         kept = cache_folder() / name
-        if not kept.exists():
-            with one_at_a_time(name):
-                if not kept.exists():
-                    made, _ = compiler.compile_using_nvrtc(path.read_text(), (*OPTIONS, f"-I{folder}"), filename=path.name)
-                    new = kept.with_suffix(f".{os.getpid()}")
-                    new.write_bytes(made)
-                    new.replace(kept)
-        return cupy.RawModule(path=str(kept))
+        made = keep(kept, lambda: compiler.compile_using_nvrtc(
+            path.read_text(), (*OPTIONS, f"-I{folder}"), filename=path.name, cache_in_memory=True)[0])     # in no temporary file
+        if made is None:
+            return cupy.RawModule(path=str(kept))
+        module = cupy.cuda.function.Module()
+        module.load(made)
+        return module

@@ -241,7 +241,8 @@ def closures(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
             (bool(config.optimizer.clip_norm), f"optimizer.clip_norm = {config.optimizer.clip_norm}", "0"),
             (config.optimizer.offload != "none", f'optimizer.offload = "{config.optimizer.offload}"', '"none"'),
             (bool(config.shrink.prune), f'shrink.prune = "{config.shrink.prune}"', '""'),
-            (config.train.on_nan != "stop", f'train.on_nan = "{config.train.on_nan}"', '"stop"')):
+            (config.train.on_nan != "stop", f'train.on_nan = "{config.train.on_nan}"', '"stop"'),
+            (config.train.precision == "float16", 'train.precision = "float16", whose steps may be left out', '"float32"')):
         if wrong:
             yield ConfigError(f"{what}, found {found}; set it to {instead}, or another optimizer.name")
     if facts.running:

@@ -98,3 +98,10 @@ def test_rows_that_are_scaled_on_all_ranks_need_whole_tables(overrides: list[str
         check_model(config, Grid({"dp": 2}), facts)
     if not closure:
         check_model(config, Grid({"dp": 1}), facts)
+
+
+def test_an_optimizer_that_computes_the_loss_several_times_leaves_out_no_step() -> None:
+    config = load_config(None, ["model.name=mlp", "data.path=digits", "optimizer.clip_norm=0", "train.precision=float16"])
+    with pytest.raises(ConfigError, match='LBFGS adds up .* found train.precision = "float16", whose steps may be left out; '
+                                          'set it to "float32", or another optimizer.name'):
+        check_model(config, Grid({"dp": 1}), Facts(1, 8, closure="LBFGS"))

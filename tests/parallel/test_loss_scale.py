@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from device_on_host import compiler
@@ -19,9 +17,8 @@ from mpitrain.kernels.optimizer import FOUND, SCALE
 from mpitrain.nn import FlatStorage, Parameter
 from mpitrain.optim import SGD, Adam, AdamW
 from mpitrain.optim.elementwise import NAdam
-from mpitrain.optim.norm import BlockSums
 from mpitrain.parallel.gradients.norm import GradientNorm
-from mpitrain.parallel.policies.loss_scale import LossScale, over_ranks
+from mpitrain.parallel.policies.loss_scale import LossScale
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
@@ -155,22 +152,6 @@ def test_what_is_kept_goes_on_where_the_run_stopped():
     assert one.record() == {"scale": 32768.0, "good": 0, "left_out": 2}
     one.restart()
     assert one.record() == {"scale": 32768.0, "good": 0, "left_out": 0}
-
-
-def test_ranks_whose_gradients_meet_nowhere_agree_on_what_one_of_them_found():
-    storage = storage_of(5000)
-    flats = [np.ones(storage.size, np.float32), np.ones(storage.size, np.float32)]
-    flats[1][4999] = np.nan
-    sums = [BlockSums(storage.segments)(put(flat)) for flat in flats]
-    flags = [float(not np.isfinite(one.get()).all()) for one in sums]
-
-    def allreduce(array, name):
-        array[0] = sum(flags)
-    for one in sums:
-        joined = over_ranks(one, SimpleNamespace(allreduce=allreduce)).get()
-        assert np.isnan(joined).any()
-    flags[1] = 0.0
-    assert np.isfinite(over_ranks(sums[0], SimpleNamespace(allreduce=allreduce)).get()).all()
 
 
 def a_step(model, policy, start):

@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from fakegpu import xp
 
 from mpitrain import nn
-from mpitrain.backend import CPU
+from mpitrain.backend import CPU, Device, asnumpy
 from mpitrain.comm.messages.prepare import ALONE
 from mpitrain.data import MicroBatch
 from mpitrain.errors import NumericsError
@@ -16,7 +17,9 @@ from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.replicas import SumOverRanks
 from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.parallel.pipeline.late import parts_of
 from mpitrain.parallel.pipeline.runner import Pipeline
+from mpitrain.parallel.policies.loss_scale import LossScale
 from mpitrain.placement import stages
 
 RNG = np.random.default_rng(0)
@@ -30,21 +33,23 @@ class Alone:
         return ALONE
 
 
-def run(cuts, *, ignore=None, step=0, x=X, model=None, spoil=lambda loss: loss, goes_on=False):
+def run(cuts, *, ignore=None, step=0, x=X, model=None, spoil=lambda loss: loss, goes_on=False, device=CPU,
+        scale=None):
     """(loss, gradients by name) of the batch cut at the given rows."""
     model = model or nn.Sequential(("a", nn.Linear(6, 8)), ("drop", nn.Dropout(0.4)), ("act", nn.Tanh()), ("b", nn.Linear(8, 3)))
-    storage = model.initialize(seed=2, dtype="float64")
+    storage = model.initialize(seed=2, dtype="float64", device=device)
     reducer = GradientReducer(storage, AllReduce(Alone()))
     loss = spoil(nn.LOSSES["cross_entropy"](ignore_index=ignore))
-    pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(CPU, "float64"), n_micro=len(cuts) + 1, seed=5,
+    pipeline = Pipeline(stages.whole(model), loss, Alone(), reducer, Feed(device, "float64"), n_micro=len(cuts) + 1, seed=5,
                         goes_on=goes_on)
+    pipeline.scale = scale
     bounds = [0, *cuts, len(x)]
     micro = [MicroBatch(x[a:b], Y[a:b], np.arange(a, b, dtype=np.uint64), i, a, step)
              for i, (a, b) in enumerate(zip(bounds, bounds[1:]))]
     reducer.begin()
-    value = pipeline.run(micro).sum()
+    value = parts_of(pipeline.run(micro)).sum()
     reducer.finish()
-    return value, {name: p.grad.copy() for name, p in model.named_parameters()}
+    return value, {name: asnumpy(p.grad).copy() for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("cuts", [[5], [1, 2], [3, 4, 9], list(range(1, 10))])
@@ -143,3 +148,14 @@ def test_a_lost_micro_batch_sends_rows_back_to_experts_that_others_wait_with(sha
     monkeypatch.setattr(Pipeline, "_is_lost", lambda *_: True)
     run([5], model=nn.Sequential(("a", nn.Linear(6, 6)), ("experts", layer), ("b", nn.Linear(6, 3))))
     assert len(passed) == (2 if shared else 0)
+
+
+@pytest.mark.parametrize("device", [CPU, Device("gpu", xp)], ids=["host", "stand-in"])
+def test_the_scale_of_the_loss_is_that_of_terms_that_layers_add_as_well(device):
+    def gradients(scale):
+        mixture = nn.MixtureOfExperts(6, 8, experts=3, top_k=1, balance=5.0)
+        model = nn.Sequential(("a", nn.Linear(6, 6)), ("mixture", mixture), ("b", nn.Linear(6, 3)))
+        return run([4], model=model, device=device, scale=scale)[1]
+    plain, scaled = gradients(None), gradients(LossScale(device.xp, initial=1024.0).scale)
+    for name, gradient in plain.items():
+        np.testing.assert_allclose(scaled[name] / 1024, gradient, rtol=1e-6, atol=1e-8, err_msg=name)

@@ -243,10 +243,11 @@ class Pipeline:
         self.count = math.fsum(self._local[:-3])
         return self.count
 
-    def _share(self, action: Action) -> float:
-        """The micro-batch's share of the rows of all ranks."""
+    def _share(self, action: Action) -> Any:
+        """The micro-batch's share of the rows of all ranks, times the scale of the loss, where there is one."""
         self._total()
-        return len(self._micro[action.micro].x) / max(float(self._local[-3]), 1.0)
+        share = len(self._micro[action.micro].x) / max(float(self._local[-3]), 1.0)
+        return share if self.scale is None else self.scale(self.feed.device.xp.asarray(share, dtype="float32"))
 
     def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:
         """The output of one chunk, of the last one the summed loss of the micro-batch.

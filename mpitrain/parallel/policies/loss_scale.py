@@ -19,8 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend import Array, array_module, asnumpy, overwrite
-from mpitrain.comm.face import AnyChannel
+from mpitrain.backend import Array, asnumpy, overwrite
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.optimizer import GOOD, LEFT_OUT, SCALE
 from mpitrain.optim.norm import numbers_of_a_step
@@ -70,14 +69,3 @@ class LossScale:
             host = asnumpy(self.numbers).copy()
             host[SCALE], host[GOOD], host[LEFT_OUT] = float(found["scale"]), int(found["good"]), int(found.get("left_out", 0))
             overwrite(self.numbers, host)
-
-
-def over_ranks(sums: Array, channel: AnyChannel) -> Array:
-    """The sums of squares of a rank's own gradients, as `conclude_norm` takes them, with NaN added where those of another rank of
-    `channel` are not finite: for gradients that no sum over ranks has brought together. It communicates, and the host waits."""
-    found = np.array([float(not np.isfinite(asnumpy(sums)).all())])
-    channel.allreduce(found, name="whether gradients are finite")
-    more = np.array([np.nan if found[0] else 0.0])
-    xp = array_module(sums)
-    joined: Array = xp.concatenate([sums, xp.asarray(more)])
-    return joined
