@@ -44,7 +44,10 @@ def asnumpy(array: Any) -> np.ndarray[Any, Any]:
 
 
 def constant(xp: Any, values: Any) -> Array:
-    """`values` as an array of `xp`, not to be written to. A device gets each content once, so a step brings none of them up."""
+    """`values` as an array of `xp`, not to be written to. A device gets each content once, so a step brings none of them up; what
+    it has already is taken as it is."""
+    if xp is not np and array_module(values) is xp:
+        return values
     values = np.asarray(values)
     return values if xp is np else _brought(xp.__name__, values.dtype.str, values.shape, values.tobytes())
 

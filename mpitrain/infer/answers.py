@@ -44,7 +44,7 @@ def answer(options: Namespace, config: Config, process: Process) -> int:
             refuse_prompt(requests[-1].prompt, None if options.slide else block, what)
     guarding = process.guarding() if launched_rank()[1] > 1 else nullcontext()
     with guarding, Engine(config, options.folder, options.step, min(options.slots, len(prompts)), encoding.count,
-                                    cached=not options.no_cache) as engine:
+                          cached=not options.no_cache, device=options.device) as engine:
         writer = Writer(engine, end=getattr(encoding, "end", None), slide=options.slide)
         if options.prompts is None:
             _print_answer(engine, writer, requests[0], encoding)

@@ -24,7 +24,7 @@ from mpitrain import nn
 from mpitrain.autograd import Tensor, no_grad, row_by_row
 from mpitrain.backend import keep_freed_memory
 from mpitrain.backend.memory import available
-from mpitrain.backend.namespace import Array
+from mpitrain.backend.namespace import Array, asnumpy
 from mpitrain.checkpoint import store
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import start
@@ -33,7 +33,7 @@ from mpitrain.config import Config, changed
 from mpitrain.errors import ConfigError
 from mpitrain.infer.blocks import MOST_ROWS, Step, joined
 from mpitrain.infer.cache import Cache
-from mpitrain.infer.sample import Sampling, likeliest
+from mpitrain.infer.sample import Sampling, likeliest, likeliest_there
 from mpitrain.infer.together import cut_by_outputs, keep_own_heads, take_all_rows
 from mpitrain.nn.module import declared
 from mpitrain.parallel.pipeline.inference import AHEAD
@@ -74,12 +74,17 @@ class Engine:
 
     Ranks along tp, ep and pp have the model together, and all call alike; those along dp have texts of their own. `capacity` is
     the length of the longest text, `slots` how many are kept at once, in `groups` that take turns on a pipeline. `known` is how
-    many tokens have a text; the model may have more.
+    many tokens have a text; the model may have more. On a `device` of "gpu" each rank has a whole model, in the run's precision:
+    its products add in an order that follows from the number of texts, so bits are not those of other company there.
     """
 
-    def __init__(self, config: Config, folder: Path, step: int | str | None, slots: int, known: int, *, cached: bool = True):
-        self.config = config = for_text(config)
+    def __init__(self, config: Config, folder: Path, step: int | str | None, slots: int, known: int, *, cached: bool = True,
+                 device: str = "cpu"):
+        self.config = config = for_text(config, device)
         keep_freed_memory()                       # this may ask the compiler: nothing forks once MPI has started
+        if device != "cpu":
+            from mpitrain.backend.compiling import compile_ahead
+            compile_ahead(device)
         self.session = Session(config, start().comm)
         self.session.open(config, None)
         with guard.symmetric():
@@ -91,7 +96,8 @@ class Engine:
         with guard.symmetric():
             stage = self.used.context.stage
             stage.model.eval()
-            self.cache = Cache(stage.model, slots, self.capacity, self.used.policy.layout.dtype) if cached else None
+            self.device = self.used.inference.feed.device
+            self.cache = Cache(stage.model, slots, self.capacity, self.used.policy.layout.dtype, self.device) if cached else None
             keep_own_heads(stage.model)
             take_all_rows(stage.model)
             self._final = _final_blocks(stage.whole)
@@ -135,6 +141,8 @@ class Engine:
         if self.cache is not None:
             self.cache.use(list(slots), list(starts))
         given = np.array(tokens, np.int64)
+        if self.device.xp is not np:
+            given = self.device.put(given) if self.cache is None else self.cache.bring(given)
         with no_grad(), row_by_row(), np.errstate(all="ignore"):
             x = self._through_stages(given)
         self._forwards += 1
@@ -143,6 +151,10 @@ class Engine:
     def _likeliest(self, logits: Array, wanted: Sequence[int]) -> list[tuple[Array, Array]]:
         """The largest logits of each row, as many as `wanted`, over the ranks along tp, which have some columns each."""
         head, group = self.used.placement.head, self.used.context.group
+        if self.device.xp is not np:
+            if all(count == 1 for count in wanted):
+                return likeliest_there(logits[:, :self.known])
+            logits = asnumpy(logits).astype(np.float32, copy=False)
         if head is None or group is None:
             return [likeliest(row[:self.known], count) for row, count in zip(logits, wanted)]
         most = max(wanted) if min(wanted) else head.outputs
@@ -218,10 +230,15 @@ class Engine:
             self.close()
 
 
-def for_text(config: Config) -> Config:
-    """A run's configuration for generating: each rank has whole parameters of its part, one chunk, and rounds no operands."""
+def for_text(config: Config, device: str = "cpu") -> Config:
+    """A run's configuration for generating: each rank has whole parameters of its part, one chunk, and on the host it rounds no
+    operands. ConfigError where a GPU would have a part of a model."""
     t, m = config.train, config.mesh
-    return changed(config, train={"precision": "float32" if t.precision == "bfloat16" else t.precision, "device": "cpu",
+    if device != "cpu" and (m.pp, m.tp, m.ep) != (1, 1, 1):
+        raise ConfigError(f"on a GPU each rank generates with a whole model, found mesh.pp = {m.pp}, mesh.tp = {m.tp}, mesh.ep = "
+                          f"{m.ep}; set them to 1, or leave --device gpu out")
+    rounds = "float32" if t.precision in ("bfloat16", "float16") else t.precision
+    return changed(config, train={"precision": rounds if device == "cpu" else t.precision, "device": device,
                                   "reproducible": "run"},
                    mesh={"dp": 0, "cp": 1, "sequence": False, "schedule": "1f1b", "chunks": 1,
                          "stages": m.stages if m.chunks == 1 else "blocks"},

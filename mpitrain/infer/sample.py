@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.backend.namespace import Array
+from mpitrain.backend.namespace import Array, array_module, asnumpy
 from mpitrain.backend.random import stream_key, words
 from mpitrain.errors import NumericsError, UsageError
 
@@ -71,6 +71,17 @@ def likeliest(logits: Array, count: int) -> tuple[Array, Array]:
     places = np.nonzero(row >= np.partition(row, -count)[-count])[0] if 0 < count < len(row) else np.arange(len(row))
     places = places[np.argsort(-row[places], kind="stable")][:count or None]
     return row[places], places
+
+
+def likeliest_there(logits: Array) -> list[tuple[Array, Array]]:
+    """`likeliest` of each row of logits (B, V) on a device, for a count of 1: two numbers of a row come to the host, in one copy.
+    It waits for them."""
+    xp = array_module(logits)
+    logits = logits.astype("float32") if logits.dtype.itemsize == 2 else logits
+    places = logits.argmax(axis=1)
+    values = xp.take_along_axis(logits, places[:, None], axis=1)[:, 0]
+    both = asnumpy(xp.stack([values.astype("float64"), places.astype("float64")], axis=1))
+    return [(row[:1], row[1:].astype(np.int64)) for row in both]
 
 
 def _require(name: str, value: Any, holds: bool, expected: str) -> None:

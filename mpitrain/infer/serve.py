@@ -52,7 +52,8 @@ def serve(options: Namespace, config: Config, process: Process) -> int:
         block = block_of(config)
         encoding = find_encoding(config, options.vocabulary)
     guarding = process.guarding() if launched_rank()[1] > 1 else nullcontext()
-    with guarding, Engine(config, options.folder, options.step, options.slots, encoding.count) as engine:
+    with guarding, Engine(config, options.folder, options.step, options.slots, encoding.count,
+                            device=options.device) as engine:
         writer, line = Writer(engine, end=getattr(encoding, "end", None)), Line(engine)
         opened: list[Server] = []
 

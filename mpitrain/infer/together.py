@@ -15,7 +15,7 @@ import numpy as np
 
 from mpitrain import nn, ops
 from mpitrain.autograd import Tensor
-from mpitrain.backend.namespace import Array
+from mpitrain.backend.namespace import Array, array_module
 from mpitrain.nn.across import Across
 from mpitrain.ops.experts import route
 from mpitrain.parallel.layers.expert_parallel import Dispatcher
@@ -88,11 +88,11 @@ class AllRows(Across):
 
     def _made(self, rows: Array, chosen: Array) -> Array:
         """The outputs (K, T, D) of the experts chosen (K, T) for each row (T, D)."""
-        mixture = self.mixture
+        mixture, xp = self.mixture, array_module(rows)
         first, here = mixture.wide.offset[0], mixture.wide.shape[0]
-        made = np.zeros((*chosen.shape, rows.shape[1]), rows.dtype)
+        made = xp.zeros((*chosen.shape, rows.shape[1]), rows.dtype)
         for expert in range(here):
-            choices, asking = np.nonzero(chosen == first + expert)
+            choices, asking = xp.nonzero(chosen == first + expert)
             if len(asking):
                 hidden = ops.linear(rows[asking], *_of(mixture.wide, mixture.wide_bias, expert), mixture.activation)
                 made[choices, asking] = ops.linear(hidden, *_of(mixture.narrow, mixture.narrow_bias, expert)).array

@@ -37,7 +37,8 @@ class MatMul(Function):
             raise ShapeError(f"matmul: shapes {x.shape} and {y.shape} do not fit")
         ctx.save(x, y)
         ctx.operands = operands
-        if mode.by_rows and y.ndim == 2 and x.ndim > 1 and not operands and True not in ctx.needs and x.dtype == y.dtype in KINDS:
+        if (mode.by_rows and type(x) is np.ndarray and y.ndim == 2 and x.ndim > 1 and not operands and True not in ctx.needs
+                and x.dtype == y.dtype in KINDS):
             return _by_rows(_rows(x), y.T, None).reshape(*x.shape[:-1], y.shape[1])
         if y.ndim == 2 and x.ndim > 2:            # one product instead of one for each leading index
             return product(_rows(x), y, operands=operands).reshape(*x.shape[:-1], y.shape[1])
@@ -113,7 +114,8 @@ class Linear(Function):
             raise ShapeError(f"linear: a bias of shape {bias.shape} does not fit a weight of shape {weight.shape}")
         rows = _rows(x)
         fused = None if activation is None else ACTIVATIONS[activation]
-        if mode.by_rows and not operands and True not in ctx.needs and rows.dtype == weight.dtype in KINDS:
+        if (mode.by_rows and type(rows) is np.ndarray and not operands and True not in ctx.needs
+                and rows.dtype == weight.dtype in KINDS):
             made = _by_rows(rows, weight, bias)
             return (made if fused is None else fused.forward(made, ours=True, training=False)[0]).reshape(*x.shape[:-1],
                                                                                                           weight.shape[0])

@@ -30,6 +30,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--slots", type=int, default=8, metavar="N", help="texts at a time, on each copy of the model (8)")
     parser.add_argument("--slide", action="store_true", help="go on beyond model.block, from the last so many tokens")
     parser.add_argument("--no-cache", action="store_true", help="read the whole text anew for each token: slower, the same text")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu",
+                        help="cpu (default): the same text in any company; gpu: in the run's precision")
     parser.add_argument("--vocabulary", type=Path, metavar="FOLDER",
                         help="the table of tokens: vocab.json and merges.txt, or a data folder (default: the run's data)")
     add_step(parser)

@@ -22,6 +22,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="of 127.0.0.1 (default: 8000); 0: one that is free")
     parser.add_argument("--slots", type=int, default=8, metavar="N", help="texts at a time, on each copy of the model (8)")
     parser.add_argument("--queue", type=int, default=32, metavar="N", help="requests that may wait; more get 503 (default: 32)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu",
+                        help="cpu (default): the same text in any company; gpu: in the run's precision")
     parser.add_argument("--vocabulary", type=Path, metavar="FOLDER",
                         help="the table of tokens: vocab.json and merges.txt, or a data folder (default: the run's data)")
     add_step(parser)

@@ -18,10 +18,11 @@ from mpitrain import nn
 from mpitrain.autograd import no_grad, row_by_row
 from mpitrain.backend import native
 from mpitrain.cli import main
-from mpitrain.errors import MpitrainError
+from mpitrain.config import load_run
+from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.infer.blocks import joined
 from mpitrain.infer.cache import Cache
-from mpitrain.infer.engine import Coming
+from mpitrain.infer.engine import Coming, for_text
 from mpitrain.infer.generate import Request, Writer
 from mpitrain.infer.sample import Sampling, likeliest
 from mpitrain.infer.together import take_all_rows
@@ -310,3 +311,21 @@ def test_a_pruned_run_says_what_it_would_say_with_dense_products(run: Path, tmp_
     dense = texts(pruned, tmp_path / "dense", 1, "--tokens", "12", "--seed", "2", "shrink.products=dense")
     for number, (ranks, mesh) in enumerate(((1, ()), (2, ()), (2, ("mesh.pp=2",)), (2, ("mesh.tp=2",)))):
         assert texts(pruned, tmp_path / f"sparse{number}", ranks, "--tokens", "12", "--seed", "2", *mesh) == dense, mesh
+
+
+@needs_c
+@pytest.mark.parametrize(("name", "how"), [("run", (*DRAWN, "--slots=2")),
+                                           pytest.param("llama", ("--tokens", "12"), marks=pytest.mark.slow)])
+def test_a_text_on_a_device_is_that_of_the_host(run: Path, tmp_path: Path, name: str, how: tuple[str, ...]) -> None:
+    """Of float32, whose roundings choose no other token here."""
+    out, program = tmp_path / "device", str(ROOT / "tests" / "train" / "device_program.py")
+    done = mpirun(1, program, "generate", str(run.parent / name), "--device", "gpu", *how, "--prompts",
+                  str(run.parent / "prompts.txt"), "--out", str(out), cwd=run.parent)
+    assert done.rc == 0, done.err
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [answer["prompt"] + answer["text"] for answer in answers] == texts(run.parent / name, tmp_path / "host", 1, *how)
+
+
+def test_a_part_of_a_model_does_not_generate_on_a_device(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"each rank generates with a whole model, found mesh\.pp = 1, mesh\.tp = 2"):
+        for_text(load_run(run, ["mesh.tp=2"]), "gpu")
