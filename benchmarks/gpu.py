@@ -38,7 +38,7 @@ LIMIT_S = 590                                # of a piece
 def shows(name: str) -> str:
     """The bars that a piece is needed for."""
     found = [f"{number}: {row.bar}" for number, row in ROWS.items() if name in row.pieces]
-    return "; ".join(found) or "the machine's own limits"
+    return "; ".join(found) or "figures alone"
 
 
 def printed(record: dict[str, Any]) -> str:

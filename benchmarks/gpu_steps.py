@@ -53,11 +53,10 @@ def parameters(ours: Training) -> list[np.ndarray[Any, Any]]:
     return [asnumpy(p.master) for p in ours.model.parameters()]
 
 
-def steps_beside_torch(name: str, bench: Bench) -> Iterator[Record]:
+def beside_torch(bench: Bench, name: str, load: Workload, theirs: Callable[[], Any], channels_last: bool) -> Iterator[Record]:
     """A training step in bfloat16 beside PyTorch's, eager and compiled, from the same values on the same batches."""
     import torch
     import torch_gpu
-    load = workload(bench, name)
     ours = training(bench, load)
     values = parameters(ours)
     ours.run(WARM_UP)
@@ -66,8 +65,8 @@ def steps_beside_torch(name: str, bench: Bench) -> Iterator[Record]:
     memory = {"ours": bench.xp.get_default_memory_pool().total_bytes() + sum(
         pool.total_bytes() for pool in getattr(getattr(ours.job.trainer.pipeline, "graphs", None), "pools", ()))}
     for compiled in bench.size((False, True), (False,)):
-        side = torch_gpu.side(torch_gpu.model(name, tiny=bench.tiny), ours.batches, values, compiled=compiled, lr=LR, decay=DECAY,
-                              channels_last=name.startswith("resnet"), device=bench.torch)
+        side = torch_gpu.side(theirs(), ours.batches, values, compiled=compiled, lr=LR, decay=DECAY, channels_last=channels_last,
+                              device=bench.torch)
         if not compiled:
             yield {"what": f"{name}: first losses", "ours": first, "torch": torch_gpu.first_losses(side)}
         if bench.torch == "cuda":
@@ -84,6 +83,22 @@ def steps_beside_torch(name: str, bench: Bench) -> Iterator[Record]:
            **{f"of_{side}": seconds / times["ours"] for side, seconds in times.items() if side != "ours"},
            **{f"{side}_bytes": size for side, size in memory.items()}}
     ours.close()
+
+
+def steps_beside_torch(name: str, bench: Bench) -> Iterator[Record]:
+    import torch_gpu
+    theirs = partial(torch_gpu.model, name, tiny=bench.tiny)
+    theirs()                                                 # what it imports may be missing
+    return beside_torch(bench, name, workload(bench, name), theirs, name.startswith("resnet"))
+
+
+@piece("bench train")
+def bench_train(bench: Bench) -> Iterator[Record]:
+    """The models of `mpitrain bench train --device gpu`, at its sizes, beside PyTorch."""
+    import torch_side
+    for name in bench.size(("mlp", "lenet", "resnet20", "gpt-nano", "gpt-baby"), ("lenet",)):
+        load = replace(WORKLOADS[name], batch=bench.size(WORKLOADS[name].batch, 2))
+        yield from beside_torch(bench, name, load, torch_side.MODELS[name], name in torch_side.IMAGES)
 
 
 for _name in STEPS:

@@ -33,7 +33,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def test_each_bar_has_pieces_that_measure_it_and_a_table_says_what_was_met(scripts: Any) -> None:
     rows, gpu = scripts("gpu_rows"), scripts("gpu")
     assert list(rows.ROWS) == list(range(1, 24))
-    assert {name for row in rows.ROWS.values() for name in row.pieces} | {"ceilings"} == set(gpu.PIECES)
+    assert {name for row in rows.ROWS.values() for name in row.pieces} | {"ceilings", "bench train"} == set(gpu.PIECES)
     found = [{"piece": "feed", "what": "", "of_resident": 1.01, "finite": True}, {"piece": "staged", "what": "", "exposed": 0.5},
              {"piece": "gpt2 16 x 1024", "of_compiled": 2.0}, {"piece": "memcheck", "missing": "compute-sanitizer"},
              {"piece": "racecheck", "missing": "compute-sanitizer"}, {"piece": "initcheck", "missing": "compute-sanitizer"}]
