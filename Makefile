@@ -12,7 +12,7 @@ export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM = 1
 export PRTE_MCA_rmaps_default_mapping_policy = :oversubscribe
 export OMPI_MCA_rmaps_base_oversubscribe = 1
 
-.PHONY: help train test test-kernels test-slow ready-examples test-hosts test-gpu bench-gpu cubins test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix fault-matrix figures promises native clean
+.PHONY: help train test test-kernels test-slow ready-examples test-hosts test-gpu bench-gpu sanitize-gpu cubins test-mpis check bench bench-train bench-start bench-comm bench-overlap bench-pipeline bench-memory bench-layout layout-matrix mesh-matrix fault-matrix figures promises native clean
 
 help:            ## this list
 	@grep -E '^[a-z%-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -78,6 +78,9 @@ test-hosts: $(VENV)/ready-test  ## of those, the ones across two hosts, acted by
 
 bench-gpu:       ## what only a GPU can show, beside PyTorch there; in pieces, those that FILE has are left out: ARGS="--json FILE"
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
+
+sanitize-gpu: $(VENV)/ready-test ## the tests of kernels on a GPU under compute-sanitizer: memory, races within blocks, what nobody wrote
+	$(BIN)/python benchmarks/gpu.py --json sanitized.jsonl memcheck racecheck initcheck
 
 cubins: $(VENV)/ready-cuda-build ## compile the kernels for GPUs, without one: registers, stack and spills of each
 	$(BIN)/python -m mpitrain.backend.cubins $(ARGS)

@@ -23,32 +23,29 @@ class Block(torch_side.Block):
 
 
 class GPT(torch_side.GPT):
-    def __init__(self, layers: int, heads: int, width: int):
-        super().__init__(layers, heads, width, 1024, 50304, bias=True)
+    def __init__(self, layers: int, heads: int, width: int, block: int = 1024, vocabulary: int = 50304):
+        super().__init__(layers, heads, width, block, vocabulary, bias=True)
         self.blocks = nn.ModuleList(Block(heads, width, True) for _ in range(layers))
 
 
-def model(name: str) -> nn.Module:
+def model(name: str, tiny: bool = False) -> nn.Module:
     kind = name.split()[0]
-    if kind == "gpt2":
-        return GPT(12, 12, 768)
-    if kind == "gpt":
-        return GPT(48, 25, 1600)
+    if kind in ("gpt2", "gpt"):
+        return GPT(1, 2, 16, 8, 32) if tiny else GPT(12, 12, 768) if kind == "gpt2" else GPT(48, 25, 1600)
     if kind == "resnet20":
         return torch_side.resnet20()
     import torchvision
     return getattr(torchvision.models, kind)()
 
 
-def side(name: str, batches: Sequence[tuple[Any, Any]], values: Sequence[np.ndarray], *, compiled: bool, lr: float,
-         decay: float) -> torch_side.TorchSide:
+def side(made: nn.Module, batches: Sequence[tuple[Any, Any]], values: Sequence[np.ndarray] | None, *, compiled: bool, lr: float,
+         decay: float, channels_last: bool = False, device: str = "cuda") -> torch_side.TorchSide:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     torch.backends.cudnn.benchmark = True
-    return torch_side.TorchSide(model(name), batches, values, lr=lr, decay=decay, compiled=compiled,
-                                channels_last=name.startswith("resnet"), precision="autocast", device="cuda")
+    return torch_side.TorchSide(made, batches, values, lr=lr, decay=decay, compiled=compiled, channels_last=channels_last,
+                                precision="autocast", device=device)
 
 
-def first_loss(made: torch_side.TorchSide) -> float:
-    """The loss on the first batch now."""
-    with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
-        return float(made._loss(*made.batches[0]))
+def first_losses(made: torch_side.TorchSide) -> float:
+    """The mean loss on the batches, each before a step on it: the first of them for each."""
+    return sum(float(made.step()) for _ in made.batches) / len(made.batches)

@@ -1,4 +1,5 @@
-"""What CuPy's functions, ufuncs and methods take, for the stand-in (`fakegpu`), which refuses what CuPy would refuse.
+"""What CuPy's functions, ufuncs and methods take, for the stand-in (`fakegpu`), which refuses what CuPy would refuse; and what
+there is in cupy.cuda.
 
     python tests/cupy_signatures.py        with CuPy installed (no GPU is needed): writes tests/cupy_signatures.json anew
 """
@@ -68,12 +69,19 @@ def of_method(method: Any) -> Taken | None:
     return taken(inspect.signature(eval(f"lambda {text}: 0")).parameters.values())
 
 
+def of_cuda(cuda: Any) -> dict[str, list[str]]:
+    """The names in cupy.cuda, and those of what the stand-in (`fakecuda`) has of it."""
+    parts = {"": cuda, **{name: getattr(cuda, name) for name in (
+        "runtime", "Graph", "Device", "Event", "MemoryHook", "MemoryPool", "PinnedMemoryPool", "Stream")}}
+    return {title: [name for name in dir(part) if not name.startswith("_")] for title, part in parts.items()}
+
+
 def main() -> None:
     import cupy
     warnings.simplefilter("ignore")
     functions = {**of_module(cupy, cupy), **of_module(cupy, cupy.linalg, "linalg."), **of_module(cupy, cupy.fft, "fft.")}
     methods = {name: of_method(getattr(cupy.ndarray, name)) for name in sorted(dir(cupy.ndarray)) if not name.startswith("_")}
-    lines = [f'"version": {json.dumps(cupy.__version__)}']
+    lines = [f'"cuda": {json.dumps(of_cuda(cupy.cuda))}', f'"version": {json.dumps(cupy.__version__)}']
     for title, table in (("functions", functions), ("methods", methods)):
         rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in table.items())
         lines.append(f'"{title}": {{\n{rows}\n}}')

@@ -285,6 +285,10 @@ class _Module:
         return fakecuda.pinned
 
     @staticmethod
+    def get_default_memory_pool() -> fakecuda.MemoryPool:
+        return fakecuda.default_pool
+
+    @staticmethod
     def empty(shape: Any, dtype: Any = float, order: str = "C") -> DeviceArray:
         return DeviceArray(_poisoned(fakecuda.memory(shape, dtype)))
 
