@@ -405,6 +405,13 @@ def convolutions(product: str) -> tuple[Example, ...]:
 
 CHANNELS = ((66, 5, 1), (3, 40, 1), (70, 3, 49), (37, 4, 64), (1, 9, 4), (3, 2, 6000), (0, 3, 5), (2, 0, 5))
 DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
+    **dict.fromkeys(("relu", "tanh", "sigmoid", "gelu", "gelu_tanh", "silu"), (of_shapes((3, 856), tolerance=2e-6),)),
+    **dict.fromkeys(("gelu_and_slope", "gelu_tanh_and_slope", "silu_and_slope"), (Example(
+        lambda rng, dtype: ((x := normal(rng, dtype, (3, 856))[0]), np.empty_like(x)), 2e-6),)),
+    **dict.fromkeys(("slope_grad", "relu_grad", "tanh_grad", "sigmoid_grad"), (
+        Example(lambda rng, dtype: (*normal(rng, dtype, (130, 264), (130, 264)), np.empty(264, dtype)), 2e-6),
+        of_shapes((3, 859), (3, 859), then=(None,)))),
+    "column_sums": (Example(lambda rng, dtype: (*normal(rng, dtype, (130, 520)), np.empty(520, dtype)), 2e-6),),
     "dropout": (
         Example(lambda rng, dtype: (*normal(rng, dtype, (5, 2008)), random_rows(rng), KEY, 0.3, None, 8)),
         Example(lambda rng, dtype: (*normal(rng, dtype, (5, 1040)), random_rows(rng), KEY, 0.3, *normal(rng, dtype, (5, 1040)),

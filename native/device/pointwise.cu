@@ -1,7 +1,5 @@
 /* Activations: values, values with slopes, gradients, and their sums over the rows. See mpitrain/kernels/pointwise.py. */
-#include "device.h"
-
-enum { WIDE = 256, ROWS_A_BLOCK = 64 };
+#include "columns.h"
 
 template <class S> __device__ __forceinline__ S logistic(S x) {                          // without overflow on either side
     const S e = exponential(x < 0 ? x : -x);
@@ -33,17 +31,45 @@ struct Silu {
     template <class S> static __device__ S slope(S x) { const S s = logistic(x); return s * (1 + x * (1 - s)); }
 };
 
+/* eight(i) for the numbers i ... i + 7, as long as there are eight and `vectors` of 16 bytes can be loaded; one(i) for the rest.
+   In float64 one alone: 8 numbers would want too many registers. */
+template <class T, class Eight, class One>
+__device__ __forceinline__ void each_eight(int64 n, bool vectors, Eight eight, One one) {
+    const int64 thread = blockIdx.x * (int64)blockDim.x + threadIdx.x, threads = (int64)gridDim.x * blockDim.x;
+    int64 done = 0;
+    if constexpr (sizeof(T) < 8) if (vectors) {
+        done = n / 8 * 8;
+        for (int64 i = 8 * thread; i < done; i += 8 * threads) eight(i);
+    }
+    for (int64 i = done + thread; i < n; i += threads) one(i);
+}
+
 template <class F, class T> __device__ __forceinline__ void values(const T *x, T *y, int64 n) {
-    for (int64 i = blockIdx.x * (int64)blockDim.x + threadIdx.x; i < n; i += (int64)gridDim.x * blockDim.x)
-        put(y[i], F::value(of(x[i])));
+    each_eight<T>(n, is_aligned(x) && is_aligned(y), [=](int64 i) {
+        Sum<T> v[8];
+        load_8(x + i, v);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = F::value(v[j]);
+        store_8(y + i, v);
+    }, [=](int64 i) { put(y[i], F::value(of(x[i]))); });
 }
 /* slope may be x. */
 template <class F, class T> __device__ __forceinline__ void values_and_slopes(const T *x, T *slope, T *y, int64 n) {
-    for (int64 i = blockIdx.x * (int64)blockDim.x + threadIdx.x; i < n; i += (int64)gridDim.x * blockDim.x) {
+    each_eight<T>(n, is_aligned(x) && is_aligned(slope) && is_aligned(y), [=](int64 i) {
+        Sum<T> v[8], made[8];
+        load_8(x + i, v);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) {
+            made[j] = F::value(v[j]);
+            v[j] = F::slope(v[j]);
+        }
+        store_8(y + i, made);
+        store_8(slope + i, v);
+    }, [=](int64 i) {
         const auto v = of(x[i]);
         put(y[i], F::value(v));
         put(slope[i], F::slope(v));
-    }
+    });
 }
 
 struct SlopeGrad { template <class S> static __device__ S value(S kept, S grad) { return kept * grad; } };
@@ -51,23 +77,36 @@ struct ReluGrad { template <class S> static __device__ S value(S kept, S grad) {
 struct TanhGrad { template <class S> static __device__ S value(S kept, S grad) { return (1 - kept * kept) * grad; } };
 struct SigmoidGrad { template <class S> static __device__ S value(S kept, S grad) { return (1 - kept) * kept * grad; } };
 
-/* result may be kept. Block (x, y) has columns x and rows y, and goes on by the size of the grid; partial (blocks of rows, columns), where given, gets the sums of
-   their rows: the second stage, sums of these, is sum_partials. */
+/* result may be kept. Without `partial`, of rows columns numbers. With it, block (x, y) has columns x and rows y, and goes on by
+   the size of the grid; partial (blocks of rows, columns) gets the sums of their rows: the second stage, sums of these, is
+   sum_partials. */
 template <class F, class T>
 __device__ __forceinline__ void gradients(const T *kept, const T *grad, T *result, Sum<T> *partial, int64 rows, int64 columns,
                                           int64 blocks) {
-    const int64 column = blockIdx.x * (int64)WIDE + threadIdx.x;
-    if (column >= columns) return;
+    typedef Sum<T> S;
+    const bool vectors = is_aligned(kept) && is_aligned(grad) && is_aligned(result);
+    const auto eight = [=](int64 i, S *v) {
+        S by[8];
+        load_8(kept + i, v);
+        load_8(grad + i, by);
+#pragma unroll
+        for (int j = 0; j < 8; ++j) v[j] = F::value(v[j], by[j]);
+        store_8(result + i, v);
+    };
+    const auto one = [=](int64 i) {
+        const S made = F::value(of(kept[i]), of(grad[i]));
+        put(result[i], made);
+        return made;
+    };
+    if (!partial) {
+        each_eight<T>(rows * columns, vectors, [=](int64 i) { S v[8]; eight(i, v); }, one);
+        return;
+    }
     for (int64 part = blockIdx.y; part < blocks; part += gridDim.y) {
-        Sum<T> sum = 0;
-        const int64 first = part * ROWS_A_BLOCK, end = min(first + ROWS_A_BLOCK, rows);
-        for (int64 row = first; row < end; ++row) {
-            const int64 i = row * columns + column;
-            const auto made = F::value(of(kept[i]), of(grad[i]));
-            put(result[i], made);
-            sum += made;
-        }
-        if (partial) partial[part * columns + column] = sum;
+        const int64 first = part * ROWS_A_BLOCK;
+        add_rows(partial + part * columns, columns, first, min(first + ROWS_A_BLOCK, rows), vectors && columns % 8 == 0,
+                 [=](int64 row, int64 column, S *v) { eight(row * columns + column, v); },
+                 [=](int64 row, int64 column) { return one(row * columns + column); });
     }
 }
 
@@ -75,18 +114,25 @@ __device__ __forceinline__ void gradients(const T *kept, const T *grad, T *resul
 #define SLOPES(T) (const T *x, T *slope, T *__restrict__ y, int64 n)
 #define GRADIENTS(T) (const T *kept, const T *__restrict__ grad, T *result, Sum<T> *partial, int64 rows, int64 columns, \
                       int64 blocks)
+/* As VERSIONS, so many blocks at once: the compiler aims at more otherwise, and gets there by spilling registers. */
+#define SHARING(NAME, T, SUFFIX, BLOCKS, PARAMETERS, ARGUMENTS) \
+    extern "C" __global__ void __launch_bounds__(WIDE, BLOCKS) NAME##SUFFIX PARAMETERS(T) { NAME<T> ARGUMENTS; }
+#define SHARING_VERSIONS(NAME, BLOCKS, PARAMETERS, ARGUMENTS) \
+    SHARING(NAME, float, _float32, BLOCKS, PARAMETERS, ARGUMENTS) SHARING(NAME, double, _float64, BLOCKS, PARAMETERS, ARGUMENTS) \
+    SHARING(NAME, bfloat16, _bfloat16, BLOCKS, PARAMETERS, ARGUMENTS) \
+    SHARING(NAME, float16, _float16, BLOCKS, PARAMETERS, ARGUMENTS)
 #define ACTIVATION(NAME, F) \
     template <class T> __device__ __forceinline__ void NAME(const T *x, T *y, int64 n) { values<F>(x, y, n); } \
-    VERSIONS(NAME, WIDE, VALUES, (x, y, n))
+    SHARING_VERSIONS(NAME, 5, VALUES, (x, y, n))
 #define AND_SLOPE(NAME, F) \
     template <class T> __device__ __forceinline__ void NAME(const T *x, T *slope, T *y, int64 n) { \
         values_and_slopes<F>(x, slope, y, n); } \
-    VERSIONS(NAME, WIDE, SLOPES, (x, slope, y, n))
+    SHARING_VERSIONS(NAME, 5, SLOPES, (x, slope, y, n))
 #define GRADIENT(NAME, F) \
     template <class T> __device__ __forceinline__ \
     void NAME(const T *kept, const T *grad, T *result, Sum<T> *partial, int64 rows, int64 columns, int64 blocks) { \
         gradients<F>(kept, grad, result, partial, rows, columns, blocks); } \
-    VERSIONS(NAME, WIDE, GRADIENTS, (kept, grad, result, partial, rows, columns, blocks))
+    SHARING_VERSIONS(NAME, 4, GRADIENTS, (kept, grad, result, partial, rows, columns, blocks))
 
 ACTIVATION(relu, Relu) ACTIVATION(tanh_of, Tanh) ACTIVATION(sigmoid, Sigmoid)
 ACTIVATION(gelu, Gelu) ACTIVATION(gelu_tanh, GeluTanh) ACTIVATION(silu, Silu)

@@ -133,6 +133,24 @@ def test_the_door_refuses_what_a_kernel_would_misread() -> None:
             run((1,), 256, *arguments)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_numbers_that_begin_anywhere_are_those_of_aligned_memory(dtype: str) -> None:
+    """16 bytes are loaded at once where that is allowed: the stand-in would end at an address that is not one of 16 bytes."""
+    x, grad = (np.random.default_rng(i).standard_normal((19, 264)).astype(DTYPES[dtype]) for i in (1, 2))
+    gelu = ACTIVATIONS["gelu"]
+    found = []
+    for first in (0, 1):
+        moved_on = [xp.empty(x.size + first, x.dtype)[first:].reshape(x.shape) for _ in range(2)]
+        moved_on[0][...], moved_on[1][...] = put(x), put(grad)
+        made, kept = gelu.forward(moved_on[0], ours=False, training=True)
+        sums = xp.empty(264, "float32")
+        found.append([made, gelu.gradient(kept, moved_on[1], sums), column_sums(moved_on[1], xp.empty(264, "float32"))])
+        wanted = found[-1][1].get().astype("float64").sum(axis=0)             # of numbers that are rounded once more
+        np.testing.assert_allclose(sums.get(), wanted, atol=1e-5 if dtype == "float32" else 0.1)
+    for aligned, anywhere in zip(*found, strict=True):
+        np.testing.assert_allclose(aligned.get().astype("float64"), anywhere.get().astype("float64"), rtol=1e-5, atol=1e-5)
+
+
 def test_sums_are_of_more_rows_than_a_grid_has_blocks_in_its_second_size() -> None:
     """65,535 at most, of 64 rows each: the stand-in launches no larger ones, as a GPU."""
     rows = 65535 * 64 + 1

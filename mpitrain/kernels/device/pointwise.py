@@ -7,7 +7,7 @@ from mpitrain.kernels.device import device
 from mpitrain.kernels.device.code import DeviceFunction, Source, computed, contiguous, over
 from mpitrain.kernels.device.sums import MOST_Y, sum_partials
 
-SOURCE, WIDE, ROWS = Source("pointwise"), 256, 64                     # pointwise.cu's WIDE and ROWS_A_BLOCK
+SOURCE, WIDE, ROWS, AT_ONCE = Source("pointwise"), 256, 64, 8         # columns.h's WIDE and ROWS_A_BLOCK; numbers of a thread
 
 
 def _values(name: str, kernel: str = "") -> None:
@@ -17,7 +17,7 @@ def _values(name: str, kernel: str = "") -> None:
     def values(x: Array, out: Array | None = None) -> Array:
         x = contiguous(x)
         result = array_module(x).empty(x.shape, x.dtype) if out is None else out
-        run(over(x.size), WIDE, x, result, x.size)
+        run(over(-(-x.size // AT_ONCE)), WIDE, x, result, x.size)
         return result
 
 
@@ -28,7 +28,7 @@ def _and_slope(name: str) -> None:
     def values(x: Array, slope: Array) -> Array:
         x = contiguous(x)
         result = array_module(x).empty(x.shape, x.dtype)
-        run(over(x.size), WIDE, x, slope, result, x.size)
+        run(over(-(-x.size // AT_ONCE)), WIDE, x, slope, result, x.size)
         return result
 
 
@@ -39,12 +39,14 @@ def _gradient(name: str, in_place: bool = False) -> None:
     def gradient(kept: Array, grad: Array, sums: Array | None) -> Array:
         xp, kept, grad = array_module(kept), contiguous(kept), contiguous(grad)
         result = kept if in_place else xp.empty(kept.shape, kept.dtype)
-        rows, columns = kept.shape if sums is not None else (1, kept.size)
+        if sums is None:
+            run(over(-(-kept.size // AT_ONCE)), WIDE, kept, grad, result, None, 1, kept.size, 0)
+            return result
+        rows, columns = kept.shape
         blocks = -(-rows // ROWS)
-        partial = None if sums is None else xp.empty((blocks, columns), computed(kept.dtype))
+        partial = xp.empty((blocks, columns), computed(kept.dtype))
         run((-(-columns // WIDE), min(blocks, MOST_Y)), WIDE, kept, grad, result, partial, rows, columns, blocks)
-        if sums is not None:
-            sum_partials(partial, sums)
+        sum_partials(partial, sums)
         return result
 
 
