@@ -19,7 +19,7 @@ from mpitrain.backend import Device, namespace
 from mpitrain.bench.train import Training
 from mpitrain.bench.workloads import Workload
 from mpitrain.comm.job.start import start
-from mpitrain.parallel.gradients.timeline import KEPT
+from mpitrain.parallel.gradients.timeline import KEPT, StepTimes
 from mpitrain.train.observers.device_spans import DeviceSpans
 from mpitrain.train.trainer import UPDATE
 
@@ -114,3 +114,34 @@ def test_events_of_the_last_steps_alone_are_kept() -> None:
         with spans("step", f"step {i}"):
             pass
     assert [span.name for span in spans.on_device()] == [f"step {i}" for i in range(5, KEPT + 5)]
+
+
+def test_buckets_have_the_times_at_which_the_device_wrote_them_and_had_them_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step begins at 1 s of the device's clock and its backward ends at 2; the last event passes at 9, 1000 s of the host's.
+    The second bucket has no events: its times are the host's."""
+    seconds, host = [1.0, 1.25, 2.0, 4.0, 9.0], 991.0
+    monkeypatch.setattr(fakecuda.Event, "record", lambda event, stream=None: setattr(event, "seconds", seconds.pop(0)))
+    monkeypatch.setattr("mpitrain.train.observers.device_spans.perf_counter", lambda: 1000.0)
+    spans, events = DeviceSpans(DEVICE), [fakecuda.Event() for _ in range(3)]
+    with spans("step", "step 1"), spans("compute", "backward 0"):
+        pass
+    for event, at in zip(events, (1.5, 1.75, 3.0)):
+        event.seconds = at
+    times = StepTimes([500.0, 501.0], [500.5, host + 2.25], [501.0, host + 3.5], 500.25, [events, ()])
+    nothing, found = spans.in_its_time([None, times])
+    assert nothing is None
+    assert found == StepTimes([host + 1.5, 501.0], [host + 1.75, host + 2.25], [host + 3, host + 3.5], host + 2)
+    assert found.exposed_by_bucket() == [1.0, 0.5]
+
+
+@pytest.mark.slow
+def test_a_trace_of_two_ranks_has_buckets_that_begin_and_end_in_the_devices_time(tmp_path: Path) -> None:
+    """The stand-in does all at once: a bucket's messages leave and it is back within its step."""
+    result = mpirun(2, PROGRAM, "train", write(tmp_path), "train.steps=4", "--profile", "train.device=gpu", "comm.algorithm=ring",
+                    "comm.wire_dtype=bfloat16", "run.out=gpu", cwd=tmp_path)
+    assert result.rc == 0, result.err
+    events = [e for e in json.loads((tmp_path / "gpu" / "trace.json").read_text())["traceEvents"] if e["pid"] == 0]
+    steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["name"].startswith("step")]
+    began, ended = ([e["ts"] for e in events if e["ph"] == kind and e["name"] == "exchange"] for kind in "be")
+    assert len(began) == len(ended) >= 4 and all(a <= b for a, b in zip(began, ended))
+    assert all(any(low - 3000 <= a <= b <= high + 3000 for low, high in steps) for a, b in zip(began, ended))

@@ -100,13 +100,16 @@ def assert_usable(array: Array) -> None:
 class Values(Protocol):
     """The values of an array on the host, for as long as messages read and write them, and packed values beside them or None.
 
-    They are there once `ready()`, which does not wait, says so, or `wait()` has returned.
+    They are there once `ready()`, which does not wait, says so, or `wait()` has returned. `events` are a device's: it had written
+    them, they were here, and, once closed, they were back.
     """
 
     @property
     def host(self) -> Host: ...
     @property
     def packed(self) -> Host | None: ...
+    @property
+    def events(self) -> list[Any]: ...
 
     def ready(self) -> bool: ...
     def wait(self) -> None: ...
@@ -126,6 +129,7 @@ class Staged:
     def __init__(self, array: Array, pools: Pools):
         assert_usable(array)
         self._array, self._here = array, None
+        self.events: list[Any] = []
         self._pool: PinnedPool | None = None
         xp = array_module(array)
         if xp is np:
@@ -135,12 +139,13 @@ class Staged:
         self._staging = self._pool.take(array.nbytes)
         self.host = self._staging[:array.nbytes].view(array.dtype)
         cuda, stream = xp.cuda, self._pool.stream
-        final = cuda.Event(disable_timing=True)
+        final = cuda.Event()
         final.record()                                        # of the current stream, which has written the values
         stream.wait_event(final)
         array.reshape(-1).get(stream=stream, out=self.host, blocking=False)
-        self._here = cuda.Event(disable_timing=True)
+        self._here = cuda.Event()
         self._here.record(stream)
+        self.events = [final, self._here]
 
     def ready(self) -> bool:
         return self._here is None or bool(self._here.done)
@@ -155,9 +160,10 @@ class Staged:
             return
         cuda, stream = array_module(self._array).cuda, self._pool.stream
         self._array.reshape(-1).set(self.host, stream=stream)
-        back = cuda.Event(disable_timing=True)
+        back = cuda.Event()
         back.record(stream)
         cuda.get_current_stream().wait_event(back)
+        self.events.append(back)
         self._pool.give_after(self._staging, back)
         self._pool = None
 
@@ -179,7 +185,7 @@ class PackedByDevice:
         self.host: Host = self._staging[:4 * n].view(np.float32)
         self.packed: Host = self._staging[4 * n:6 * n].view(np.uint16)
         self._on_device = xp.empty(n, np.uint16)              # Memory of the current stream, which waits for ours in the end.
-        final = self._cuda.Event(disable_timing=True)
+        final = self._cuda.Event()
         final.record()                                        # of the current stream, which has written the values
         self._pool.stream.wait_event(final)
         with self._pool.stream:
@@ -187,8 +193,9 @@ class PackedByDevice:
                 self._format.pack(self._array, self._on_device)
             self._down(self._on_device, self.packed, crossing.packed)
             self._down(self._array, self.host, crossing.wide)
-        self._here = self._cuda.Event(disable_timing=True)
+        self._here = self._cuda.Event()
         self._here.record(self._pool.stream)
+        self.events = [final, self._here]
 
     def _down(self, array: Array, to: Host, parts: Iterable[Bounds]) -> None:
         for start, stop in parts:
@@ -209,9 +216,10 @@ class PackedByDevice:
                 array[start:stop].set(values[start:stop], stream=stream)
                 if packed:
                     self._format.unpack(array[start:stop], self._array[start:stop])
-        back = self._cuda.Event(disable_timing=True)
+        back = self._cuda.Event()
         back.record(stream)
         self._cuda.get_current_stream().wait_event(back)
+        self.events.append(back)
         self._pool.give_after(self._staging, back)
 
 
@@ -225,6 +233,7 @@ class Widened:
 
     def __init__(self, array: Array, pools: Pools, packing: Format):
         self._staged, self._packing, self._pool = Staged(array, pools), packing, pools.host
+        self.events = self._staged.events
         self._staged.wait()
         self._packed = self._staged.host.view(np.uint16)
         self._memory = self._pool.take(4 * self._packed.size)

@@ -14,7 +14,6 @@ from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages import algorithms
 from mpitrain.comm.messages.algorithms import LIBRARY
 from mpitrain.comm.messages.buffers import Host, PackedByDevice, Pools, Staged, Values, Widened, assert_usable, own_memory
-from mpitrain.comm.messages.bus import device_packs
 from mpitrain.comm.messages.interpreter import PAIR_BYTES, LibraryWork, Start, StepsWork
 from mpitrain.comm.messages.pair import KINDS, Entry, PairWork, fast_pair
 from mpitrain.comm.messages.prepare import ALONE, Plan, Prepared, Recipe, dtype_name, formats, make_plan, memory_of
@@ -209,7 +208,7 @@ class Channel:
         if recipe is None:
             widened, packing, kind = self._formats(array, dtype, name) if sums else (None, None, dtype_name(array.dtype))
             steps, itemsize = choose(algorithm, self.size, array.nbytes), array.itemsize if widened is None else 4
-            by_device = packing is not None and widened is None and not self.device_buffers and device_packs(array, packing)
+            by_device = widened is None and self._device_packs(array, packing)
             plan = self._plan((operation, known[-1], array.size, itemsize, packing, by_device), steps,
                               results if packing else None, on_all_ranks)
             signature = Signature.of(operation, name, kind, array.size)
@@ -238,6 +237,12 @@ class Channel:
         start = self._next(signature, finish)
         tag = data_tag(start.sequence, signature, self._tag_bound)
         return self.progress.added(StepsWork(start, plan.rounds, memory, tag, packing, staged))
+
+    def _device_packs(self, array: Array, packing: Format | None) -> bool:
+        if packing is None or self.device_buffers or array_module(array) is np:
+            return False
+        from mpitrain.comm.messages.bus import device_packs
+        return device_packs(array, packing)
 
     def _hands_over(self, array: Array) -> bool:
         return self.device_buffers and array_module(array) is not np

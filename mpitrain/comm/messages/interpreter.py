@@ -99,7 +99,7 @@ class StepsWork(HeadedWork):
         super().__init__(start)
         self._rounds, self._memory, self._tag, self._packing, self._index = rounds, memory, tag, packing, -1
         self._bytes = {name: array.view(np.uint8) for name, array in memory.items()}
-        self._staged = staged
+        self._staged, self.events = staged, staged.events
         if staged.ready():
             self._guarded(self._next_round)
 

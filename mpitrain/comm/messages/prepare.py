@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.comm.messages.bus import Crossing, across_the_bus
 from mpitrain.comm.messages.packing import compacted, packed
 from mpitrain.comm.messages.program import MESSAGE_BYTES, Messages, needed, plain, translate
 from mpitrain.comm.messages.signature import Signature
@@ -19,6 +18,7 @@ from mpitrain.schedules.steps import Algorithm, data
 if TYPE_CHECKING:
     from mpitrain.backend import Array
     from mpitrain.comm.messages.buffers import Host, Pool, Values
+    from mpitrain.comm.messages.bus import Crossing
     from mpitrain.comm.work import Work
 
 PACKED = np.dtype(np.uint16)
@@ -42,6 +42,7 @@ def make_plan(algorithm: Algorithm, rank: int, n: int, length: int, itemsize: in
     if results is not None:
         stages = packed(stages, [data(start, stop) for start, stop in results], on_all_ranks)
         if device_packs:
+            from mpitrain.comm.messages.bus import across_the_bus
             stages, crossing = across_the_bus(stages, results, on_all_ranks)
         else:
             stages = compacted(stages)

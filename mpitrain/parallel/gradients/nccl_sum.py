@@ -62,14 +62,14 @@ class NcclCollective:
         self._kind = FLOAT64 if array.dtype.name == "float64" else FLOAT32
 
     def start(self) -> NcclWork:
-        written = self._cuda.Event(disable_timing=True)
+        written = self._cuda.Event()
         written.record()
         self._stream.wait_event(written)
         where = address(self._array)
         self._nccl.allReduce(where, where, self._array.size, self._kind, SUM, self._stream.ptr)
-        landed = self._cuda.Event(disable_timing=True)
+        landed = self._cuda.Event()
         landed.record(self._stream)
-        return NcclWork(self._cuda, landed)
+        return NcclWork(self._cuda, written, landed)
 
     def run(self) -> None:
         self.start().wait()
@@ -78,8 +78,9 @@ class NcclCollective:
 class NcclWork:
     """A sum on its way; what the device is asked for after `wait` begins once it is there, and the host goes on at once."""
 
-    def __init__(self, cuda: Any, landed: Any):
+    def __init__(self, cuda: Any, written: Any, landed: Any):
         self._cuda, self._landed, self.done = cuda, landed, False
+        self.events = [written, written, landed]              # as those of values on the host
 
     def test(self) -> bool:
         self.done = self.done or bool(self._landed.done)

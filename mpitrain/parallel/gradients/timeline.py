@@ -12,11 +12,11 @@ node do (adding up micro-batches, posting messages) counts as exposed. All times
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 KEPT = 100                                # Steps; 100 steps with 50 buckets take half a megabyte.
 
@@ -28,12 +28,16 @@ class Movable(Protocol):
 
 @dataclass(frozen=True)
 class StepTimes:
-    """One step; the lists are in bucket order, and `start` and `end` are empty where there was nobody to exchange with."""
+    """One step; the lists are in bucket order, and `start` and `end` are empty where there was nobody to exchange with.
+
+    `events` has a device's of each bucket, where somebody asked for them: it was written, its messages could begin, it was back.
+    """
 
     ready: list[float]
     start: list[float]
     end: list[float]
     backward_end: float
+    events: Sequence[Sequence[Any]] = ()
 
     @property
     def exposed_s(self) -> float:
@@ -57,6 +61,7 @@ class Timeline:
         self.listener: SpanMaker = no_span                    # Whoever gets the spans from now on.
         self.heard: Callable[[str, str], None] = lambda row, name: None       # It is told of each span that begins.
         self.landed: Callable[[], None] = lambda: None        # Called when what is asked for next has a step's summed gradients.
+        self.keeps_events = False                             # Whether `steps` have events of a device.
         self._node = self._node_before = self._last_ready = 0.0
         self._ready: list[float] = []
         self._start: list[float] = []
@@ -113,7 +118,8 @@ class Timeline:
         if self._last_ready > self._node_before:              # The last node gave a gradient: its hooks are exchange.
             ended = min(ended, self._last_ready)
         exchanged = bool(self._works)
-        times = StepTimes(self._ready, self._start if exchanged else [], self._end if exchanged else [], ended)
+        events = [getattr(work, "events", ()) for work in self._works] if self.keeps_events else ()
+        times = StepTimes(self._ready, self._start if exchanged else [], self._end if exchanged else [], ended, events)
         self._works = []
         self.landed()
         self.heard("optimizer", "update")

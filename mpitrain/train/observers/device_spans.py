@@ -4,21 +4,22 @@
     device         *[ forward 0        ]*[ backward 0       ]*[ update  ]    *: events that the stream passes
 
 An event is recorded where a span begins and ends, which costs a microsecond or two and waits for nothing. Their times are read
-when the trace is written: each step's first event after that of the step before, the last one by the host's clock.
+when the trace is written: each step's first event after that of the step before, the last one by the host's clock. The same holds
+for buckets that streams of their own take to the host and back, or NCCL adds up.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from mpitrain.backend import Device
-from mpitrain.parallel.gradients.timeline import KEPT, Span, Spans
+from mpitrain.parallel.gradients.timeline import KEPT, Span, Spans, StepTimes
 from mpitrain.train.trainer import UPDATE
 
 WORK = ("compute", "optimizer", "evaluation")                 # rows of what a device does
@@ -81,15 +82,35 @@ class DeviceSpans(Spans):
     def on_device(self) -> list[Span]:
         """The spans in seconds of the host's clock, oldest first; the update of a step is cut where gradients had landed. Waits
         for the device."""
+        return [part for group, zero in zip(self.passed, self._zeros()) for span in group.passed
+                for part in self._parts(span, group, zero)]
+
+    def in_its_time(self, steps: Sequence[StepTimes | None]) -> list[StepTimes | None]:
+        """The times of buckets in the steps of `groups`, as far as there are events of them. Waits for the device."""
+        return [times if times is None or not times.events or group.first is None else self._placed(times, group, zero)
+                for times, group, zero in zip(steps, self.passed, self._zeros())]
+
+    def _placed(self, times: StepTimes, group: Group, zero: float) -> StepTimes:
+        buckets = list(zip(times.ready, times.start, times.end))
+        for i, events in enumerate(times.events):
+            if len(events) == 3:                              # Small buckets of two ranks are the host's.
+                written, here, back = (zero + self._between(group.first, event) for event in events)
+                buckets[i] = written, here, back
+        ended = [zero + self._between(group.first, span.ended) for span in group.passed if "backward" in span.name]
+        ready, start, end = ([bucket[k] for bucket in buckets] for k in range(3))
+        return StepTimes(ready, start, end, max(ended, default=times.backward_end))
+
+    def _zeros(self) -> list[float]:
+        """When the first event of each group passed, by the host's clock; 0 for a group without one."""
         last = self._event()
         last.synchronize()
-        now, found = perf_counter(), list[Span]()
-        following = last
-        for group in reversed([group for group in self.passed if group.first is not None]):
-            now -= self._between(group.first, following)
-            following = group.first
-            found[:0] = [part for span in group.passed for part in self._parts(span, group, now)]
-        return found
+        now, following, found = perf_counter(), last, list[float]()
+        for group in reversed(self.passed):
+            if group.first is not None:
+                now -= self._between(group.first, following)
+                following = group.first
+            found.append(0.0 if group.first is None else now)
+        return found[::-1]
 
     def _parts(self, passed: Passed, group: Group, zero: float) -> Iterator[Span]:
         """The span, or parts of it, of a group whose first event was at `zero`."""

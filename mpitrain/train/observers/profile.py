@@ -46,7 +46,7 @@ class Profile(Observer):
         self.tell = run.tell
         self.timeline.listener = self.spans
         if self.on_device is not None:
-            self.timeline.landed = self.on_device.landed
+            self.timeline.landed, self.timeline.keeps_events = self.on_device.landed, True
 
     def finish(self, step: int) -> Mapping[str, Any]:
         trace = self.trace()
@@ -57,12 +57,12 @@ class Profile(Observer):
     def trace(self) -> dict[str, Any] | None:
         """It communicates. None on the other ranks."""
         groups = list(self.groups())
-        spans = [span for group, times in groups for span in cut_update(group, times)]
+        spans, steps = [span for group, times in groups for span in cut_update(group, times)], [times for _, times in groups]
         if self.on_device is not None:
             from mpitrain.train.observers.device_spans import launches
             spans = [*launches(spans), *self.on_device.on_device()]
-        mine = {"spans": spans,
-                "buckets": [bucket for _, times in groups if times is not None for bucket in bucket_times(times)]}
+            steps = self.on_device.in_its_time(steps)
+        mine = {"spans": spans, "buckets": [bucket for times in steps if times is not None for bucket in bucket_times(times)]}
         offsets = clock_offsets(self.clocks)
         events: list[Event] = []
         for rank in range(self.clocks.size):                  # one rank after the other: rank 0 holds one rank's spans at a time
