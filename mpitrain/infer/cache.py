@@ -133,4 +133,6 @@ class CachedAttention(Across):
     def _next(self, row: Array, i: int) -> Array:
         """What position i of the new ones gives, whose queries, keys and values are `row` (B, 3 H D)."""
         at = self.cache.at + i if i else self.cache.at
-        return cached_attention(row, self.keys, self.values, self.cache.slots_there, at)
+        given = row.astype(self.keys.dtype, copy=False)           # behind a table of few bits numbers are float32
+        made: Array = cached_attention(given, self.keys, self.values, self.cache.slots_there, at)
+        return made.astype(row.dtype, copy=False)
