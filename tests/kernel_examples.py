@@ -177,10 +177,10 @@ AND_SLOPE = Example(lambda rng, dtype: ((x := points(rng, dtype)), x), 2e-6)
 GRADIENT = Example(lambda rng, dtype: (points(rng, dtype), points(rng, dtype), np.empty(33, dtype)), 2e-6)
 STREAM = Example(lambda rng, dtype: (np.empty(1037, dtype), KEY, (1 << 40) - 5), dtypes=("float64",))
 
-def low_bits(name: str, whole: bool = False) -> Example:
-    """A product with a weight (21, 131) in the format `name`, of floats or (`whole`) of whole numbers."""
+def low_bits(name: str, whole: bool = False, rows: int = 9, inputs: int = 131) -> Example:
+    """A product with a weight (21, inputs) in the format `name`, of floats or (`whole`) of whole numbers."""
     def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
-        x, weight, bias = normal(rng, dtype, (9, 131), (21, 131), (21,))
+        x, weight, bias = normal(rng, dtype, (rows, inputs), (21, inputs), (21,))
         arrays = FORMATS[name]().quantize(weight)
         given = lowbit.rows.reference(x, lowbit.VECTOR if name == "int8" else lowbit.SPAN, -1.0) if whole else (x,)
         return *given, arrays["weight"], arrays["scale"], bias
@@ -423,6 +423,8 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
             *normal(rng, dtype, (84, width), (14, half), (14, half)), 7, between, interleaved, True), 1e-6)
         for width, half, between, interleaved in ((13, 5, 6, True), (64, 32, 1, False), (64, 32, 2, True), (104, 24, 3, False),
                                                   (104, 24, 3, True), (9, 0, 1, False), (10, 5, 1, False))),
+    **{f"lowbit_{name}": (low_bits(name, rows=17), low_bits(name, rows=1, inputs=1088), low_bits(name, rows=4, inputs=56))
+       for name in ("int4", "int8")},
     "cached_attention": (decoding(2, 1, 64, 300, (299, 64, 63, 0, 130)), decoding(1, 5, 128, 70, (69, 0)),
                          decoding(3, 2, 40, 65, (64, 7)), decoding(1, 3, 200, 64, (63,)), decoding(1, 4, 16, 8200, (8199, 5000))),
     "random_words": (Example(lambda rng, dtype: (random_rows(rng), KEY, 1036), dtypes=("float64",)),),

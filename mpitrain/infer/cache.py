@@ -25,8 +25,8 @@ class Cache:
     """Keys and values of all attention layers of `model` for `slots` texts of at most `capacity` tokens.
 
     A forward is for the rows `use` names: their slots, and where in each text the new positions begin. ConfigError where the
-    model has a layer that looks at positions in a way of its own. Memory is that of all positions from the start: on a device it
-    has the format that the layers compute in, on the host `dtype`.
+    model has a layer that looks at positions in a way of its own. Memory is that of all positions from the start, of the `dtype`
+    that the layers compute in.
     """
 
     def __init__(self, model: Module, slots: int, capacity: int, dtype: Any, device: Device = CPU):
@@ -72,14 +72,12 @@ class CachedAttention(Across):
 
     def __init__(self, cache: Cache, module: MultiHeadAttention, dtype: Any):
         self.cache = cache
-        weight = module.qkv.weight if module.joint else module.key.weight
         if module.joint:
             heads = module.qkv.weight.shape[0] // (3 * module.head_width)  # those that are here
         else:
             heads = module.key.weight.global_shape[0] // module.head_width
         shape = (cache.slots, heads, cache.capacity, module.head_width)
-        xp, kept = cache.device.xp, dtype if cache.device.xp is np else weight.array.dtype
-        self.keys, self.values = xp.zeros(shape, kept), xp.zeros(shape, kept)
+        self.keys, self.values = (cache.device.xp.zeros(shape, dtype) for _ in range(2))
         self.scale = scale_of(module.head_width)
 
     def attend(self, qkv: Tensor, heads: int, **_: Any) -> Tensor:
@@ -135,4 +133,6 @@ class CachedAttention(Across):
     def _next(self, row: Array, i: int) -> Array:
         """What position i of the new ones gives, whose queries, keys and values are `row` (B, 3 H D)."""
         at = self.cache.at + i if i else self.cache.at
-        return cached_attention(row, self.keys, self.values, self.cache.slots_there, at)
+        given = row.astype(self.keys.dtype, copy=False)           # behind a table of few bits numbers are float32
+        made: Array = cached_attention(given, self.keys, self.values, self.cache.slots_there, at)
+        return made.astype(row.dtype, copy=False)

@@ -97,7 +97,9 @@ class Engine:
             stage = self.used.context.stage
             stage.model.eval()
             self.device = self.used.inference.feed.device
-            self.cache = Cache(stage.model, slots, self.capacity, self.used.policy.layout.dtype, self.device) if cached else None
+            layout = self.used.policy.layout
+            dtype = layout.dtype if self.device.xp is np else layout.compute_dtype
+            self.cache = Cache(stage.model, slots, self.capacity, dtype, self.device) if cached else None
             keep_own_heads(stage.model)
             take_all_rows(stage.model)
             self._final = _final_blocks(stage.whole)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpitrain.autograd import Tensor
-from mpitrain.backend import asnumpy
+from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.errors import print_warning
 from mpitrain.nn.loss import Loss, terms
 from mpitrain.parallel.connect import ParallelContext
@@ -25,6 +25,9 @@ from mpitrain.parallel.pipeline.inference import Inference, given_to
 if TYPE_CHECKING:
     from mpitrain.train.build.inputs import Inputs
     from mpitrain.train.measure import Measure
+
+
+PLACES = [0, 2, 3, 4]                        # of the table's numbers, those that are sums over outputs
 
 
 class Evaluator:
@@ -56,12 +59,19 @@ class Evaluator:
         mine = [*range(place, self.n_chunks, n_places)]
         most = -(-self.n_chunks // n_places)
         again = [self.n_chunks - 1] * (most - len(mine)) if self.in_step else []
+        there: dict[int, Array] = {}                               # what a device has of each chunk: read at the end
         for i, (output, y) in enumerate(self.inference.run(map(self._read, mine + again))):
-            sums = self._sums(output, y)
+            sums, n_terms = self._sums(output, y)
             if self.measure is not None:
                 self.measure.see(mine[i] if i < len(mine) else None, output, self.inference.feed.part(y))
             if self.context.counts and i < len(mine):
-                table[mine[i]] = sums
+                table[mine[i], 1] = n_terms
+                if type(sums) is np.ndarray:
+                    table[mine[i], PLACES] = sums
+                else:
+                    there[mine[i]] = sums
+        if there:
+            table[[[chunk] for chunk in there], PLACES] = asnumpy(array_module(sums).stack(list(there.values())))
         self.context.control.allreduce(table.reshape(-1), name="evaluation")
         loss, count, correct, labels, unknown = (math.fsum(column) for column in table.T)
         if unknown and self.context.control.rank == 0:
@@ -78,18 +88,21 @@ class Evaluator:
         with self.span("evaluation", f"read chunk {chunk}"):
             return self.read(chunk)
 
-    def _sums(self, output: Tensor, y: Any) -> tuple[float, ...]:
+    def _sums(self, output: Tensor, y: Any) -> tuple[Array, float]:
+        """((4,) float64: those of the table at PLACES; the number of terms). Nobody waits here for an array of a device."""
         target = self.inference.feed.targets(y)
         with given_to(self.loss, output) as given:
-            loss = float(asnumpy(self.loss(given, target).array))
-        correct = labels = unknown = 0.0
+            loss = self.loss(given, target).array
+        xp, numbers = array_module(loss), [loss]
         if self.loss.kind == "classes":
             found = self.context.classes(output.array)
             ignored = getattr(self.loss, "ignore_index", None)
             counts = target == target if ignored is None else target != ignored
-            correct, labels = float(((found == target) & (found >= 0) & counts).sum()), float(counts.sum())
-            unknown = float(((found < 0) & counts).sum())
-        return loss, terms(self.loss, self.inference.feed.part(y)), correct, labels, unknown
+            numbers += [((found == target) & (found >= 0) & counts).sum(), counts.sum(), ((found < 0) & counts).sum()]
+        sums = xp.zeros(len(PLACES), "float64")
+        for i, number in enumerate(numbers):
+            sums[i] = number
+        return sums, terms(self.loss, self.inference.feed.part(y))
 
 
 def named_tables(tables: Mapping[str, Any], inputs: Inputs) -> dict[str, Any]:

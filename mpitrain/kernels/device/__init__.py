@@ -41,6 +41,7 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("attention_weights", "attention_weights_gradient"), "attention_weights"),
     **dict.fromkeys(("flash_attention", "flash_attention_grad", "join_attention"), "attention"),
     "cached_attention": "decode",
+    **dict.fromkeys(("lowbit_int8", "lowbit_int4"), "lowbit"),
 }
 """The file of this folder with the device version of a kernel, by the kernel's name. Kernels without one run as expressions."""
 
