@@ -37,7 +37,8 @@ def pytest_on_gpu(arguments: Sequence[str], before: Sequence[str] = (), code: Se
         out = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              timeout=LIMIT).stdout
     except subprocess.TimeoutExpired as error:
-        out = f"1 failed: not done after {LIMIT} s\n" + (error.stdout or b"").decode(errors="replace")
+        said = error.stdout or ""
+        out = f"1 failed: not done after {LIMIT} s\n" + (said.decode(errors="replace") if isinstance(said, bytes) else said)
     found = {name: sum(map(int, re.findall(rf"(\d+) {name}", out))) for name in ("passed", "failed", "skipped", "error")}
     failed = found["failed"] + found["error"]
     if failed or not found["passed"]:

@@ -153,7 +153,13 @@ DEVICES: dict[str, Callable[[], Any]] = {"cupy": Cupy}
 
 @cache
 def attention_of(module: str) -> Attention | None:
-    """cuDNN's attention for arrays of a module, by the module's name; None where the frontend is not installed."""
+    """cuDNN's attention for arrays of a module, by the module's name; None where the frontend is not installed, or finds no
+    library."""
     if module not in DEVICES or find_spec("cudnn") is None:
         return None
-    return Attention(import_module("cudnn"), DEVICES[module]())
+    cudnn = import_module("cudnn")
+    try:
+        cudnn.backend_version()
+    except RuntimeError:
+        return None
+    return Attention(cudnn, DEVICES[module]())

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fakegpu import put, xp
 
+from mpitrain.backend import cudnn_attention
 from mpitrain.backend.cudnn_attention import STATS, Attention, Key, Operand, attention_of, graph_of, kept_of, logarithms_of
 from mpitrain.kernels.flash_attention import flash_attention, flash_attention_grad, join_attention
 
@@ -178,3 +179,15 @@ def test_the_frontend_takes_our_graphs_with_interleaved_strides(causal: bool, ba
     assert {uid: tuple(x.stride) for uid, x in made.items()} == (
         dict.fromkeys((6, 7, 8), one.strides) if backward else {4: out.strides, STATS: (210, 70, 1, 1)})
     assert backward or made[STATS].data_type == cudnn.data_type.FLOAT
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_frontend_without_its_library_is_as_none(installed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def version() -> int:
+        if not installed:
+            raise RuntimeError("Unable to find symbol cudnnGetVersion")
+        return 91900
+    monkeypatch.setattr(cudnn_attention, "find_spec", lambda name: name)
+    monkeypatch.setattr(cudnn_attention, "import_module", lambda name: SimpleNamespace(backend_version=version))
+    monkeypatch.setitem(cudnn_attention.DEVICES, "cupy", SimpleNamespace)
+    assert (cudnn_attention.attention_of.__wrapped__("cupy") is not None) == installed

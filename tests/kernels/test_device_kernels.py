@@ -17,10 +17,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from device_on_host import compiler
-from fakegpu import DEVICES, DeviceArray, open_device, put, xp
+from fakegpu import DEVICES, open_device, put, xp
 from kernel_examples import DEVICE_EXAMPLES, EXAMPLES, Example
 
 import mpitrain.kernels
+from mpitrain.backend.namespace import is_array
 from mpitrain.kernels import KERNELS
 from mpitrain.kernels.device import FILES, version_of
 from mpitrain.kernels.pointwise import ACTIVATIONS
@@ -56,7 +57,7 @@ def example_of(name: str, i: int) -> Example:
 
 def moved(value: Any, change: Any) -> Any:
     """Arguments or results with `change` made to their arrays, those within tuples, lists and dataclasses too."""
-    if isinstance(value, np.ndarray | DeviceArray):
+    if is_array(value):
         return change(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         made = copy.copy(value)

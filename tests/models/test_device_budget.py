@@ -26,7 +26,7 @@ from mpitrain.optim.norm import numbers_of_a_step
 from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.statistics import Statistics
 
-GPT2 = {"layers": 12, "heads": 12, "width": 48, "block": 16, "vocabulary": 64, "bias": True, "activation": "gelu_tanh"}
+GPT2 = {"layers": 12, "heads": 12, "width": 48, "block": 8, "vocabulary": 32, "bias": True, "activation": "gelu_tanh"}
 MODELS_OF = {"gpt2": ("gpt", GPT2, "adamw", {"weight_decay": 0.1}),
              "resnet20": ("resnet20", {"channels": 3}, "sgd", {"momentum": 0.9}),
              "mlp": ("mlp", {"inputs": 12, "hidden": [16, 16], "outputs": 10}, "adamw", {})}
@@ -38,10 +38,10 @@ BUDGET = {("gpt2", "float32"): (351, 4), ("gpt2", "bfloat16"): (352, 4), ("resne
 def batch(name: str) -> tuple[Any, Any]:
     rng = np.random.default_rng(0)
     if name == "gpt2":
-        tokens = put(rng.integers(0, 64, (2, 16)))
+        tokens = put(rng.integers(0, 32, (1, 8)))
         return tokens, tokens
-    shape = (4, 12) if name == "mlp" else (4, 3, 32, 32)
-    return put(rng.standard_normal(shape).astype(np.float32)), put(np.arange(4))
+    shape = (2, 12) if name == "mlp" else (2, 3, 32, 32)
+    return put(rng.standard_normal(shape).astype(np.float32)), put(np.arange(2))
 
 
 def step_of(name: str, dtype: str) -> tuple[Counts, Counts]:

@@ -33,6 +33,39 @@ every = 1
 progress_s = 0
 """
 
+GPT = """
+[model]
+name = "gpt"
+layers = 2
+heads = 2
+width = 16
+block = 8
+vocabulary = 64
+dropout = 0.1
+bias = true
+[data]
+path = "tokens"
+validation = "tail:0.2"
+[optimizer]
+name = "adamw"
+lr = 1e-3
+clip_norm = 1.0
+[train]
+steps = 6
+batch_size = 8
+micro_batches = 4
+eval_every = 3
+[log]
+every = 1
+progress_s = 0
+"""
+
+
+def write_tokens(folder: Path) -> None:
+    """The data of GPT."""
+    (folder / "text.txt").write_text("the quick brown fox jumps over it " * 40)
+    ok(mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=folder))
+
 
 def write(folder: Path, text: str = SMALL, name: str = "run.toml") -> Path:
     path = folder / name

@@ -6,39 +6,13 @@ import numpy as np
 import pytest
 from fakegpu import open_device
 from launch import mpirun
-from runs import SMALL, record, steps, train, write
+from runs import GPT, SMALL, record, steps, train, write, write_tokens
 
 from mpitrain.train.intervals import Plan, Step
 from mpitrain.train.observers.observer import Watched
 from mpitrain.train.observers.record import Console
 
 PROGRAM = Path(__file__).with_name("device_program.py")
-GPT = """
-[model]
-name = "gpt"
-layers = 2
-heads = 2
-width = 16
-block = 8
-vocabulary = 17
-dropout = 0.1
-bias = true
-[data]
-path = "tokens"
-validation = "tail:0.2"
-[optimizer]
-name = "adamw"
-lr = 1e-3
-clip_norm = 1.0
-[train]
-steps = 6
-batch_size = 8
-micro_batches = 4
-eval_every = 3
-[log]
-every = 1
-progress_s = 0
-"""
 
 
 @pytest.mark.parametrize(("n", "model"), [(1, "mlp"), (2, "mlp"), (2, "gpt"), (2, "pp")])
@@ -48,9 +22,8 @@ def test_a_run_on_the_stand_in_has_the_losses_of_the_host(tmp_path: Path, n: int
     if model == "mlp":
         config, more = write(tmp_path), ["train.steps=12"]
     else:
-        (tmp_path / "text.txt").write_text("the quick brown fox jumps over it " * 40)
-        assert mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=tmp_path).rc == 0
-        config, more = write(tmp_path, GPT), ["model.vocabulary=64", *(["mesh.pp=2", "model.dropout=0.0"] * (model == "pp"))]
+        write_tokens(tmp_path)
+        config, more = write(tmp_path, GPT), ["mesh.pp=2", "model.dropout=0.0"] * (model == "pp")
     assert train(n, config, *more, "run.out=cpu").rc == 0
     result = mpirun(n, PROGRAM, "train", config, *more, "train.device=gpu", "run.out=gpu",
                     *["train.precision=tf32"] * (n == 1), cwd=tmp_path)

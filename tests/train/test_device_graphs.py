@@ -10,60 +10,11 @@ from pathlib import Path
 
 import pytest
 from launch import mpirun
-from runs import record, steps, write
+from runs import GPT, SMALL, record, steps, write, write_tokens
 
 PROGRAM = Path(__file__).with_name("device_program.py")
-REGRESSION = """
-[model]
-name = "mlp"
-inputs = 64
-hidden = [24, 16]
-outputs = 10
-activation = "{activation}"
-[data]
-path = "digits"
-transform = ["standardise"]
-[optimizer]
-name = "adamw"
-lr = 3e-3
-schedule = "cosine"
-clip_norm = 1.0
-[train]
-steps = 9
-batch_size = 30
-micro_batches = {micro_batches}
-eval_every = 4
-device = "gpu"
-[log]
-every = 1
-progress_s = 0
-"""
-GPT = """
-[model]
-name = "gpt"
-layers = 2
-heads = 2
-width = 16
-block = 8
-vocabulary = 64
-dropout = 0.2
-bias = true
-[data]
-path = "tokens"
-validation = "tail:0.2"
-[optimizer]
-name = "adamw"
-lr = 1e-3
-clip_norm = 1.0
-[train]
-steps = 7
-batch_size = 6
-micro_batches = {micro_batches}
-device = "gpu"
-[log]
-every = 1
-progress_s = 0
-"""
+SHORT = "train.device=gpu", "train.steps=9", "train.batch_size=30", "train.eval_every=4"
+DROPPING = "train.device=gpu", "train.steps=7", "train.batch_size=6", "train.eval_every=0", "model.dropout=0.2"
 TWICE = """
 from mpitrain import nn, ops
 class Net(nn.Module):
@@ -84,41 +35,40 @@ def test_a_captured_run_has_the_bits_of_the_same_run_uncaptured(tmp_path: Path, 
                                                                 micro_batches: int) -> None:
     """The last batch of micro-batches is uneven: 30 rows in 4 or 7, so that graphs of two shapes and several arenas are there.
     Two ranks exchange several buckets in each step."""
-    config = write(tmp_path, REGRESSION.format(activation=activation, micro_batches=micro_batches))
+    config, more = write(tmp_path), (f"model.activation={activation}", f"train.micro_batches={micro_batches}")
     for name in ("on", "off"):
-        result = mpirun(n, PROGRAM, "train", config, f"train.graph={name}", f"run.out={name}", "comm.bucket_mb=0.001",
-                        cwd=tmp_path)
+        result = mpirun(n, PROGRAM, "train", config, *SHORT, *more, f"train.graph={name}", f"run.out={name}",
+                        "comm.bucket_mb=0.001", cwd=tmp_path)
         assert result.rc == 0, result.err
     assert [line["loss"] for line in steps(tmp_path / "on")] == [line["loss"] for line in steps(tmp_path / "off")]
     assert record(tmp_path / "on")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
-def test_a_captured_run_drops_what_the_same_run_uncaptured_drops(tmp_path: Path, micro_batches: int) -> None:
+def test_a_captured_run_drops_what_the_same_run_uncaptured_drops(tmp_path: Path) -> None:
     """In attention, before residual sums, after embeddings: keys of a step and rows of a micro-batch that stayed in a graph would
     give other losses from the third step on.
     """
-    (tmp_path / "text.txt").write_text("the quick brown fox jumps over it " * 40)
-    assert mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=tmp_path).rc == 0
-    config = write(tmp_path, GPT.format(micro_batches=micro_batches))
-    for name, more in (("on", []), ("off", []), ("without", ["model.dropout=0.0"])):
-        graph = "off" if name == "off" else "on"
-        result = mpirun(1, PROGRAM, "train", config, f"train.graph={graph}", f"run.out={name}", *more, cwd=tmp_path)
+    write_tokens(tmp_path)
+    config = write(tmp_path, GPT)
+    runs = {f"{name} {n}": (f"train.graph={name}", f"train.micro_batches={n}") for name in ("on", "off") for n in (1, 3)}
+    for name, more in {**runs, "without": (*runs["on 1"], "model.dropout=0.0")}.items():
+        result = mpirun(1, PROGRAM, "train", config, *DROPPING, *more, f"run.out={name}", cwd=tmp_path)
         assert result.rc == 0, result.err
-    losses, right, others = ([line["loss"] for line in steps(tmp_path / name)] for name in ("on", "off", "without"))
-    assert losses == right and losses != others
-    assert record(tmp_path / "on")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
-    result = mpirun(1, PROGRAM, "train", config, "train.graph=on", "train.recompute=true", cwd=tmp_path)
+    losses = {path.name: [line["loss"] for line in steps(path)] for path in (tmp_path / name for name in (*runs, "without"))}
+    for n in (1, 3):
+        assert losses[f"on {n}"] == losses[f"off {n}"] != losses["without"]
+        assert len({record(tmp_path / f"{name} {n}")["parameters_sha256"] for name in ("on", "off")}) == 1
+    result = mpirun(1, PROGRAM, "train", config, *DROPPING, "train.graph=on", "train.recompute=true", cwd=tmp_path)
     assert result.rc == 78 and "blocks are computed again" in result.error_lines[0] and "train.graph" in result.error_lines[0]
 
 
 def test_a_layer_of_the_users_that_drops_or_draws_slopes_is_captured(tmp_path: Path) -> None:
     """Rows that are parts of samples, a layer that is used twice, and random slopes."""
     (tmp_path / "net.py").write_text(TWICE)
-    text = REGRESSION.format(activation="relu", micro_batches=3)
-    config = write(tmp_path, '[model]\nname = "net.py:make"\ndropout = 0.1\n' + text[text.index("[data]"):])
+    config = write(tmp_path, '[model]\nname = "net.py:make"\ndropout = 0.1\n' + SMALL[SMALL.index("[data]"):])
     for name in ("on", "off"):
-        result = mpirun(1, PROGRAM, "train", config, f"train.graph={name}", f"run.out={name}", cwd=tmp_path)
+        result = mpirun(1, PROGRAM, "train", config, *SHORT, "train.micro_batches=3", f"train.graph={name}", f"run.out={name}",
+                        cwd=tmp_path)
         assert result.rc == 0, result.err
     assert [line["loss"] for line in steps(tmp_path / "on")] == [line["loss"] for line in steps(tmp_path / "off")]
     assert record(tmp_path / "on")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
@@ -135,19 +85,18 @@ class Scaled(nn.Module):
 def make():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), Scaled(), nn.Linear(16, 10))
 """)
-    text = REGRESSION.format(activation="relu", micro_batches=1)
-    config = write(tmp_path, '[model]\nname = "net.py:make"\n' + text[text.index("[data]"):])
-    result = mpirun(1, PROGRAM, "train", config, "train.graph=on", cwd=tmp_path)
+    config = write(tmp_path, '[model]\nname = "net.py:make"\n' + SMALL[SMALL.index("[data]"):])
+    result = mpirun(1, PROGRAM, "train", config, *SHORT, "train.graph=on", cwd=tmp_path)
     assert result.rc == 78 and "values of the host go up to the device in each step" in result.error_lines[0], result.err
     for name in ("auto", "off"):
-        result = mpirun(1, PROGRAM, "train", config, f"train.graph={name}", f"run.out={name}", cwd=tmp_path)
+        result = mpirun(1, PROGRAM, "train", config, *SHORT, f"train.graph={name}", f"run.out={name}", cwd=tmp_path)
         assert result.rc == 0, result.err
     assert record(tmp_path / "auto")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
 
 
 def test_graphs_are_for_devices_and_for_whole_models(tmp_path: Path) -> None:
-    config = write(tmp_path, REGRESSION.format(activation="relu", micro_batches=2))
+    config = write(tmp_path)
     on_host = mpirun(1, "-m", "mpitrain", "train", config, "train.graph=on", "train.device=cpu", cwd=tmp_path)
     assert on_host.rc == 78 and 'train.graph = "on" captures graphs of train.device = "gpu"' in on_host.error_lines[0]
-    together = mpirun(2, PROGRAM, "train", config, "train.graph=on", "mesh.pp=2", cwd=tmp_path)
+    together = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "train.graph=on", "mesh.pp=2", cwd=tmp_path)
     assert together.rc == 78 and "the model is cut into 2 stages" in together.error_lines[0], together.err
