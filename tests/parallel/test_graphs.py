@@ -43,7 +43,7 @@ class Setting:
         self.reducer.begin()
         self.reducer.begin_micro_batch(last=True)
         if captured:
-            loss = self.graphs.run(MicroBatch(x, y, np.arange(rows, dtype=np.uint64), 0, 0, number), lambda: rows)
+            loss = self.graphs.run(MicroBatch(x, y, np.arange(rows, dtype=np.uint64), 0, 0, number), lambda: rows, last=True)
             if loss is None:
                 return None
         else:

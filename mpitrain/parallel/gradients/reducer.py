@@ -135,11 +135,6 @@ class GradientReducer:
         """The number of the arena that the present micro-batch of the first chunk fills."""
         return self._turns[0].arena
 
-    @property
-    def buckets_leave(self) -> bool:
-        """Whether buckets leave for other ranks while the present micro-batch of the first chunk runs backward."""
-        return self._turns[0].last and (self.bucket_sum.size > 1 or self.tree is not None)
-
     def begin_micro_batch(self, index: int | None = None, *, last: bool, chunk: int = 0) -> None:
         """The next backward of `chunk` fills a fresh arena; after the `last` one of this step, buckets leave as they fill.
 

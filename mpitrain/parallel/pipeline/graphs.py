@@ -135,17 +135,18 @@ class Graphs:
         """The pools of memory of the graphs."""
         return [] if self._room is None else [self._room[0]]
 
-    def run(self, micro: MicroBatch, total: Callable[[], float]) -> Array | None:
+    def run(self, micro: MicroBatch, total: Callable[[], float], *, last: bool) -> Array | None:
         """The loss, once the graphs have been launched and the hooks called; None: the micro-batch is to be run as ever.
 
-        The arena of its gradients is ready; `total` gives the count of terms of the step. Uncapturable where graphs are `wanted`.
+        The arena of its gradients is ready; `total` gives the count of terms of the step; buckets leave while the `last`
+        micro-batch of a step runs. Uncapturable where graphs are `wanted`.
         """
         if self.why_not:
             return None
         x, y = micro.there or (self.feed.host_inputs(micro.x), self.feed.host_targets(micro.y))
         seen = x.shape, str(x.dtype), y.shape, str(y.dtype), self.reducer.arena, tuple(
             s.parameter.requires_grad for s in self.reducer.storage.segments)
-        buckets = self.reducer.buckets if self.reducer.buckets_leave else []
+        buckets = self.reducer.buckets if last and self.reducer.bucket_sum.size > 1 else []
         key = seen, tuple(bucket.stop for bucket in buckets)
         if key not in self._known and not _used(self._seen, seen, 4 * self.KEPT):
             return None

@@ -137,7 +137,7 @@ class Pipeline:
         micro = self._micro[action.micro]
         self._begin_gradients(action)
         with self.span("compute", f"forward and backward {micro.index}"):
-            loss = self.graphs.run(micro, self._total)
+            loss = self.graphs.run(micro, self._total, last=action.micro == len(self._micro) - 1)
         if loss is None:
             self._forward(action)
             self._backward(action, begun=True)
