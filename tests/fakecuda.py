@@ -8,6 +8,7 @@ early reads old values.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import time
@@ -42,6 +43,9 @@ class Device:
 
 
 class runtime:                                    # noqa: N801  (CuPy's name)
+    class CUDARuntimeError(RuntimeError):
+        """An error of the driver."""
+
     @staticmethod
     def getDeviceCount() -> int:                  # noqa: N802
         return 1
@@ -254,14 +258,30 @@ class MemoryHook:
 _hooks: dict[str, MemoryHook] = {}
 
 
+class Memory:
+    """Of the driver. A device of LIMIT bytes has no more for one that is larger."""
+
+    LIMIT = math.inf
+
+    def __init__(self, size: int):
+        if size > Memory.LIMIT:
+            raise runtime.CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
+        self.size = size
+
+
+def MemoryPointer(memory: Memory, offset: int) -> Memory:              # noqa: N802  (CuPy's name)
+    return memory
+
+
 class MemoryPool:
     """Counts the memory of arrays, rounded up as CuPy rounds it, while somebody has it; views take none.
 
     `taken` is the most there was since the last `free_all_blocks`: like a pool without gaps, whose free blocks serve any size.
     """
 
-    def __init__(self) -> None:
-        self.used = self.peak = self.taken = 0
+    def __init__(self, allocator: Callable[[int], Any] | None = None) -> None:
+        self.allocator = allocator or Memory
+        self.used = self.peak = self.taken = self.given_back = 0
         self.there: set[int] = set()                  # ids of the memory that is counted
 
     def used_bytes(self) -> int:
@@ -271,6 +291,7 @@ class MemoryPool:
         return self.taken
 
     def free_all_blocks(self) -> None:
+        self.given_back += 1
         self.taken = self.used
 
     def malloc(self, size: int) -> None:
@@ -281,12 +302,22 @@ class MemoryPool:
         size, key = -(-memory.nbytes // UNIT) * UNIT, id(memory)
         if not size or any(key in pool.there for pool in _pools):
             return
+        if self.used + size > self.taken:
+            self._take(self.used + size - self.taken)
         self.there.add(key)
         self.used += size
         self.peak, self.taken = max(self.peak, self.used), max(self.taken, self.used)
         weakref.finalize(memory, self._gone, key, size).atexit = False
         for hook in [*_hooks.values()]:
             hook.malloc_postprocess(device_id=0, size=memory.nbytes, mem_size=size, mem_ptr=memory.ctypes.data, pmem_id=key)
+
+    def _take(self, size: int) -> None:
+        """From the driver, as CuPy's pool does: an error of the driver has it give back what is free, and ask again."""
+        try:
+            self.allocator(size)
+        except runtime.CUDARuntimeError:
+            self.free_all_blocks()
+            self.allocator(size)
 
     def _gone(self, key: int, size: int) -> None:
         self.there.discard(key)

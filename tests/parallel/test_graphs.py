@@ -18,7 +18,7 @@ from mpitrain.data import MicroBatch
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.graphs import Graphs
-from mpitrain.parallel.pipeline.stored_keys import Pinned
+from mpitrain.parallel.pipeline.stored_keys import Pinned, Uncapturable
 
 GPU = Device("gpu", xp)
 
@@ -103,3 +103,16 @@ def test_the_keys_of_a_launch_go_up_from_pinned_memory_that_is_written_again_onc
         setting.step(2, number, captured=True)
     assert [is_pinned for is_pinned, _ in sent] == [True] * 5
     assert len({place for _, place in sent}) == 3 and asked == [3, 4], "the host waits for the copy of three launches ago"
+
+
+def test_a_device_without_room_for_another_graph_leaves_those_there_are_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs write into memory that their pool has for free: given back to the driver, it would be somebody else's."""
+    setting = Setting()
+    for number in range(2):
+        setting.step(2, number, captured=True)
+    (pool,) = setting.graphs.pools
+    setting.step(3000, 2, captured=True)
+    monkeypatch.setattr(fakecuda.Memory, "LIMIT", 40_000)
+    with pytest.raises(Uncapturable, match="bytes for captured graphs: cudaErrorMemoryAllocation"):
+        setting.step(3000, 3, captured=True)
+    assert pool.total_bytes() and not pool.given_back

@@ -176,7 +176,7 @@ class Graphs:
         start = xp.empty((), self.feed.dtype)
         drawn = StoredScope(xp.empty(MOST, xp.uint64), count, self.seed)
         if self._room is None:                                # A pool's free memory is that of a stream.
-            self._room = cuda.MemoryPool(), cuda.Stream(non_blocking=True), Pinned(xp)
+            self._room = pool_of_graphs(cuda), cuda.Stream(non_blocking=True), Pinned(xp)
         pool, stream, _ = self._room
         with (cuda.using_allocator(pool.malloc), stream, random.use(drawn), holding_hooks() as held,
               refusing_uploads(xp)):
@@ -190,6 +190,20 @@ class Graphs:
                 raise
             cutter.end()
         return Captured(cutter.parts, x_here, y_here, start, loss.array, drawn)
+
+
+def pool_of_graphs(cuda: Any) -> Any:
+    """A pool whose free memory stays the device's: graphs that were captured before write there at each launch.
+
+    CuPy's pool gives what is free back to the driver where the driver has no more, and asks again; but it does so for the
+    driver's own error alone. A MemoryError ends the capture, and the step runs as ever.
+    """
+    def allocate(nbytes: int) -> Any:
+        try:
+            return cuda.MemoryPointer(cuda.Memory(nbytes), 0)
+        except cuda.runtime.CUDARuntimeError as error:
+            raise MemoryError(f"{nbytes} bytes for captured graphs: {error}") from error
+    return cuda.MemoryPool(allocate)
 
 
 def _used(known: OrderedDict[Key, None], key: Key, most: int) -> bool:
