@@ -26,6 +26,7 @@ from mpitrain.autograd import Tensor, run_backward
 from mpitrain.autograd.mode import holding_hooks
 from mpitrain.backend import Array, Device, random
 from mpitrain.data import MicroBatch
+from mpitrain.data.stored import StoredRows
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.feed import Feed
@@ -89,6 +90,7 @@ class Captured:
     graph: Any
     x: Array
     y: Array
+    feed: Feed
     start: Array
     loss: Array
     finals: list[tuple[Tensor, Array]]
@@ -98,7 +100,9 @@ class Captured:
     def launch(self, x: Any, y: Any, start: float, micro: MicroBatch) -> Array:
         """`x` and `y`, those of `micro`, may be on the device already."""
         for target, values in ((self.x, x), (self.y, y)):
-            if isinstance(values, np.ndarray):
+            if isinstance(values, StoredRows):
+                self.feed.fill(target, values)
+            elif isinstance(values, np.ndarray):
                 target.set(np.ascontiguousarray(values, target.dtype))
             else:
                 target[...] = values
@@ -160,7 +164,8 @@ class Graphs:
 
     def _capture(self, x: Any, y: Any, count: int) -> Captured:
         xp, cuda = self.device.xp, self.device.xp.cuda
-        x_here, y_here = xp.empty(x.shape, x.dtype), xp.empty(y.shape, y.dtype)
+        x_here = xp.empty(x.shape, self.feed.compute if isinstance(x, StoredRows) else x.dtype)
+        y_here = xp.empty(y.shape, y.dtype)
         start = xp.empty((), self.feed.dtype)
         drawn = StoredScope(xp.empty(StoredScope.MOST, xp.uint64), count, self.seed)
         if self._room is None:
@@ -177,7 +182,7 @@ class Graphs:
                 abandon(stream)
                 raise
             graph = stream.end_capture()
-        return Captured(graph, x_here, y_here, start, loss.array, [(leaf, leaf.grad) for leaf in held], drawn)
+        return Captured(graph, x_here, y_here, self.feed, start, loss.array, [(leaf, leaf.grad) for leaf in held], drawn)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import numpy as np
 
 from mpitrain.backend import Array, Device
 from mpitrain.data import MicroBatch
+from mpitrain.data.stored import StoredRows
 from mpitrain.parallel.pipeline.feed import Feed
 
 Batch = tuple[int, list[MicroBatch]]
@@ -43,7 +44,9 @@ class Slot:
         self._is_used = True
         return sent
 
-    def _send(self, values: Any, place: int, what: str) -> Array:
+    def _send(self, values: Any, place: int, what: str) -> Any:
+        if isinstance(values, StoredRows):
+            return values.through(lambda array, name: self._send(array, place, name))
         key = place, what, values.shape, values.dtype.str
         if key not in self._arrays:
             memory = self._cuda.alloc_pinned_memory(max(values.nbytes, 1))
