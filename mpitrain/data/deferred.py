@@ -3,9 +3,9 @@
     file -> bytes, checked -> DeferredTransforms: a table -> DeferredAugmentation: moves -> StoredRows -> bus -> one kernel
 
 A table has what the transforms themselves make of each number that the dtype has, and moves are drawn by the keys of the host, so
-the model is given the bits of the host. What has no such form is done by the host, as ever, with all before and after it: a
-transform that is not `elementwise`, an augmentation but flip and one crop. Floats and integers of more than 2 bytes are
-transformed by the host and moved by the device. Inputs by name are of the host alone.
+the model is given the bits of the host. The host does, as ever, all transforms where one is not `elementwise`, or where values
+are floats or integers of more than 2 bytes; the device moves the floats that come of it. Where an augmentation is neither flip
+nor the one crop, or inputs have names, all is the host's.
 """
 
 from __future__ import annotations
