@@ -170,6 +170,19 @@ def sparse_gradient(rng: Any, dtype: Any, of: str) -> tuple[Any, ...]:
             "w": (grad, x, starts, columns, np.empty((48, 45), dtype))}[of]
 
 
+def stored(shape: tuple[int, ...], kind: str | None, tables: int = 1, moved: bool = False) -> Example:
+    """Rows of `kind` (None: numbers that are not looked up), some images mirrored and moved, two of them out of sight."""
+    def arguments(rng: Any, dtype: Any) -> tuple[Any, ...]:
+        out, moves = np.full(shape, np.nan, dtype), rng.integers(-5, 6, (shape[0], 2)).astype(np.int16)
+        moves[:2] = np.array([[0, 200], [-200, 0]], np.int16)[:len(moves)]
+        if kind is None:
+            return out, *normal(rng, dtype, shape), None, moves if moved else None
+        limits = np.iinfo(kind)
+        values = rng.integers(limits.min, limits.max, shape, kind, endpoint=True)
+        return out, values, *normal(rng, dtype, (tables, 1 << limits.bits)), moves if moved else None
+    return Example(arguments)
+
+
 WINDOW = Window((3, 2), (2, 1), (1, 2), (1, 2))           # images of 7x6 become 4x8
 ROWS, COLUMNS = Side((0, 1, 3, 3), (2, 4, 5, 6), 6), Side((0, 2, 3), (3, 4, 5), 5)
 VALUES = Example(lambda rng, dtype: (points(rng, dtype),), 2e-6)
@@ -208,6 +221,7 @@ EXAMPLES: dict[str, Example] = {
     "channel_sums": of_shapes((3, 4, 37), (3, 4, 37), (4,), tolerance=1e-5),
     "column_sums": Example(lambda rng, dtype: (*normal(rng, dtype, (4500, 37)), np.empty(37, dtype))),
     "row_sums": of_shapes((19, 1037)),
+    "stored_rows": stored((5, 3, 9, 13), "uint8", 3, moved=True),
     "variances": of_shapes((3, 150, 37)),
     "convolve": of_shapes((3, 4, 7, 6), (6, 2, 3, 2), (6,), then=(WINDOW, 2), tolerance=1e-5),
     "convolve_adjoint": of_shapes((3, 6, 4, 8), (6, 2, 3, 2), (4,), then=(WINDOW, 2, (7, 6)), tolerance=1e-5),
@@ -418,6 +432,12 @@ DEVICE_EXAMPLES: dict[str, tuple[Example, ...]] = {
                                     rng.integers(0, 1 << 40, 5).astype(np.uint64)))),
     "dropout_grad": (Example(lambda rng, dtype: (
         *normal(rng, dtype, (9, 1040)), rng.integers(0, 256, (9, 130)).astype(np.uint8), 0.3)),),
+    "stored_rows": (
+        stored((5, 2, 8, 16), "uint8", 2, moved=True), stored((4, 2, 7, 16), "int8", 1, moved=True),
+        stored((3, 40, 1, 1), "uint8", 40),
+        stored((3, 19, 8, 24), "uint8", 19, moved=True), stored((9, 64, 3, 5), "uint8", 1), stored((3, 2, 4, 24), "uint16", 2),
+        stored((3, 1, 5, 7), "int16", 1, moved=True), stored((5, 3, 6, 16), None, moved=True), stored((3, 3, 9, 5), None),
+        stored((0, 3, 9, 5), "uint8", 3, moved=True)),
     "rotary": tuple(
         Example(lambda rng, dtype, width=width, half=half, between=between, interleaved=interleaved: (
             *normal(rng, dtype, (84, width), (14, half), (14, half)), 7, between, interleaved, True), 1e-6)

@@ -7,9 +7,10 @@ of shape (rows,).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +42,24 @@ def augmentations(asked: Asked, folder: Path | None = None, *, key: str = BY_INP
         if not callable(function):
             raise ConfigError(f'{key} "{name}" is a {type(function).__name__}; expected a function f(x, keys)')
         one = bound(function, arguments, f'augmentation "{name}"', "data.augment")
-        found.append(partial(rows_alike, one, f'{key} "{name}"'))
+        found.append(Checked(one, f'{key} "{name}"'))
     return found
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One function of `data.augment`, which must give as many rows as it gets; `what` is what messages call it."""
+
+    function: Augmentation
+    what: str
+
+    def __call__(self, x: Any, keys: Keys) -> Values:
+        return rows_alike(self.function, self.what, x, keys)
+
+    @property
+    def move(self) -> Callable[[tuple[int, ...], Keys], Move] | None:
+        """What draws the parameters of its device form; None where it has none."""
+        return MOVES.get(self.function)
 
 
 def of_input(name: str, function: Augmentation, x: Any, keys: Keys) -> Columns:
@@ -50,30 +67,53 @@ def of_input(name: str, function: Augmentation, x: Any, keys: Keys) -> Columns:
     return Columns({own: function(values, keys) if own == name else values for own, values in x.items()})
 
 
-def _need_images(x: Values, name: str) -> None:
-    if x.ndim != 4:
-        raise ConfigError(f'data.augment "{name}" needs images (channels, height, width), but a row has shape {x.shape[1:]}')
+class Move(NamedTuple):
+    """What an augmentation does to images: pixel (i, j) becomes the one at (i + down, j + right), 0 outside, after those images
+    that are `mirrored` have been mirrored left to right. Of each image, (rows,); None where it does neither."""
+
+    mirrored: NDArray[np.bool_] | None = None
+    down: NDArray[np.int64] | None = None
+    right: NDArray[np.int64] | None = None
+
+
+def _need_images(shape: tuple[int, ...], name: str) -> None:
+    if len(shape) != 4:
+        raise ConfigError(f'data.augment "{name}" needs images (channels, height, width), but a row has shape {shape[1:]}')
+
+
+def _flipped(shape: tuple[int, ...], keys: Keys) -> Move:
+    _need_images(shape, "flip")
+    return Move(mirrored=draw(keys, 0, 2) == 1)
 
 
 @AUGMENTATIONS.register("flip")
 def flip(x: Values, keys: Keys) -> Values:
     """Mirrors every second image (by its key) left to right."""
-    _need_images(x, "flip")
-    chosen = draw(keys, 0, 2) == 1
+    chosen = _flipped(x.shape, keys).mirrored
     out = x.copy()
     out[chosen] = x[chosen, :, :, ::-1]
     return out
 
 
+def _cropped(shape: tuple[int, ...], keys: Keys) -> Move:
+    _need_images(shape, "crop")
+    pad_h, pad_w = max(1, shape[2] // 8), max(1, shape[3] // 8)
+    return Move(down=draw(keys, 1, 2 * pad_h + 1) - pad_h, right=draw(keys, 2, 2 * pad_w + 1) - pad_w)
+
+
 @AUGMENTATIONS.register("crop")
 def crop(x: Values, keys: Keys) -> Values:
     """Shifts each image by up to an eighth of its height and width (4 pixels of 32), filling with zeros."""
-    _need_images(x, "crop")
+    _, down, right = _cropped(x.shape, keys)
+    assert down is not None and right is not None
     b, c, h, w = x.shape
     pad_h, pad_w = max(1, h // 8), max(1, w // 8)
     padded = np.pad(x, ((0, 0), (0, 0), (pad_h, pad_h), (pad_w, pad_w)))
-    top, left = draw(keys, 1, 2 * pad_h + 1), draw(keys, 2, 2 * pad_w + 1)
-    rows = (top[:, None] + np.arange(h))[:, None, :, None]
-    columns = (left[:, None] + np.arange(w))[:, None, None, :]
+    rows = (down[:, None] + (pad_h + np.arange(h)))[:, None, :, None]
+    columns = (right[:, None] + (pad_w + np.arange(w)))[:, None, None, :]
     out: Values = padded[np.arange(b)[:, None, None, None], np.arange(c)[None, :, None, None], rows, columns]
     return out
+
+
+MOVES: dict[Augmentation, Callable[[tuple[int, ...], Keys], Move]] = {flip: _flipped, crop: _cropped}
+"""The device forms of augmentations: what each draws of (the shape of x, keys), which a kernel then does (kernels/feed.py)."""

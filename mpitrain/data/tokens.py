@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 
 from mpitrain.data.shards import Dataset, Rows, Values
@@ -33,7 +35,8 @@ class TokenWindows:
         if stop - start < needed:
             raise DataError(f"{stop - start} tokens for {'validation' if cover else 'training'}, but one window takes {needed}; "
                             f"lower model.block or change data.validation", file=tokens.path, dataset=tokens.x.name)
-        self.tokens, self.block, self.start, self.stop = tokens, block, start, stop
+        self.tokens, self.block, self.start, self.stop, self.cover = tokens, block, start, stop, cover
+        self.dtype = np.dtype(np.int64)
         self.stride = block if cover else stride
         self.n = -(-(stop - start - 1) // block) if cover else (stop - start - block - 1) // stride + 1
         self.path, self.vocabulary, self.names = tokens.path, tokens.vocabulary, tokens.names
@@ -47,12 +50,18 @@ class TokenWindows:
         if beyond.any():
             places[beyond] = self.stop - 1
         flat = self.tokens.read_field(self.tokens.x, places.reshape(-1))
-        window = flat.reshape(places.shape).astype(np.int64)
+        window = flat.reshape(places.shape).astype(self.dtype)
         if beyond.any():
             x, y = window[:, :-1].copy(), window[:, 1:].copy()
             x[beyond[:, 1:]], y[beyond[:, 1:]] = 0, IGNORE           # A place without a target is not an input either.
             return x, y
         return window[:, :-1], window[:, 1:]
+
+    def as_stored(self) -> TokenWindows:
+        """The same windows in the dtype of the file, a fraction of the bytes; those that may be padded stay int64."""
+        made = copy(self)
+        made.dtype = self.dtype if self.cover else self.tokens.x.dtype
+        return made
 
     def where(self, row: int) -> tuple[str, int]:
         """(file, token inside that file) where a sample starts, for messages."""

@@ -31,9 +31,14 @@ FIT_ROWS = 4096          # Statistics take rows in blocks of one size, so that t
 
 
 class Transform:
-    """Changes inputs row by row. `fit` sees the training rows; what it learns, arrays, is kept in the attributes `learned`."""
+    """Changes inputs row by row. `fit` sees the training rows; what it learns, arrays, is kept in the attributes `learned`.
+
+    `elementwise` stands in the class that has `__call__`, where each number depends on the one that stood there alone, and on its
+    channel, or in rows that are no images its place: then a device makes them, of small integers, by a table.
+    """
 
     learned: tuple[str, ...] = ()
+    elementwise = False
 
     def fit(self, blocks: Callable[[], Any]) -> None:
         """`blocks()` gives the training rows as arrays (rows, ...), in a fixed order; it may be called again."""
@@ -78,6 +83,7 @@ class Scale(Transform):
     """Divides by the largest magnitude of the training split: bytes 0..255 become 0..1, the digits' 0..16 too."""
 
     learned = ("largest",)
+    elementwise = True
 
     def __init__(self) -> None:
         self.largest = np.ones(())
@@ -105,6 +111,7 @@ class Standardise(Transform):
     """
 
     learned = ("mean", "deviation")
+    elementwise = True
 
     def __init__(self) -> None:
         self.mean: Values | None = None

@@ -27,6 +27,7 @@ FILES: dict[str, str] = {
     **dict.fromkeys(("dropout", "dropout_grad"), "dropout"),
     **dict.fromkeys(("row_norm", "row_norm_gradients"), "layer_norm"),
     "rotary": "rotary",
+    "stored_rows": "feed",
     **dict.fromkeys(("sgd", "sgd_momentum", "sgd_dampened", "adam", "amsgrad", "lamb", "rmsprop", "rmsprop_centered",
                      "square_sums", "conclude_norm"), "optimizer"),
     **dict.fromkeys(("window_maximum", "window_maximum_gradient", "window_total", "window_total_gradient", "subsample",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from mpitrain.autograd import Tensor
 from mpitrain.backend import Array, Device
 from mpitrain.data import MicroBatch
 from mpitrain.data.columns import Columns
+from mpitrain.data.stored import StoredRows
 from mpitrain.nn.by_name import ByName
 
 
@@ -18,7 +21,8 @@ class Feed:
     """`inputs` become the model's dtype unless they are tokens; float `targets` too, labels stay integers. Where `compute`, the
     dtype of activations, has 16 bits, float inputs are rounded to it once they are on the device.
 
-    `part` gives this rank's part of the samples of a host batch (default: all).
+    `part` gives this rank's part of the samples of a host batch (default: all). `StoredRows`, whole samples, go up as they are,
+    and the device makes of them what the host would have; so do tokens, which a device makes int64.
     """
 
     def __init__(self, device: Device, dtype: Any, *, tokens: bool = False, part: Callable[[Any], Any] | None = None,
@@ -26,23 +30,55 @@ class Feed:
         self.device, self.dtype, self.tokens = device, np.dtype(dtype), tokens
         self.part = part or (lambda x: x)
         self.compute = self.dtype if compute is None else compute
+        self._tables: dict[int, tuple[Any, Array]] = {}        # those of StoredRows, by identity: on the host, and on the device
 
     def tensors(self, x: Any) -> Any:
         """What the model is called with: a tensor of `inputs`, or a `ByName` of `Columns`, whose integers are int64."""
         if isinstance(x, Columns):
             return ByName({name: Tensor(self.rounded(self.device.put(self._by_kind(array)))) for name, array in x.items()})
-        return Tensor(self.inputs(x))
+        return self.here(self._put(self.host_inputs(x)))
 
     def tensors_of(self, micro: MicroBatch) -> Any:
         """`tensors` of a micro-batch's x, which may have been sent ahead."""
         return self.tensors(micro.x) if micro.there is None else self.here(micro.there[0])
 
-    def here(self, x: Array) -> Tensor:
+    def here(self, x: Any) -> Tensor:
         """The model's input of inputs that have come to the device as `host_inputs` has them."""
-        return Tensor(x if self.tokens else self.rounded(x))
+        if isinstance(x, StoredRows):
+            return Tensor(self.fill(self.device.xp.empty(x.shape, self.compute), x))
+        return Tensor(self._whole(x) if self.tokens else self.rounded(x))
+
+    def fill(self, out: Array, x: StoredRows) -> Array:
+        """Writes what the model is given into `out`, of the format of activations; `x` may be on the host yet."""
+        from mpitrain.kernels.feed import stored_rows  # few runs have a device
+        x = self._put(x)
+        images = x.shape if len(x.shape) == 4 else (x.shape[0], math.prod(x.shape[1:]), 1, 1)
+        stored_rows(out.reshape(images), x.values.reshape(images), self._table(x), x.moves)
+        return out
+
+    def _table(self, x: StoredRows) -> Array | None:
+        """The table of `x` on the device, in the format of activations; it goes up once."""
+        if x.table is None:
+            return None
+        found = self._tables.get(id(x.table))
+        if found is None:
+            found = self._tables[id(x.table)] = x.table, self.rounded(self.device.put(self._cast(x.table)))
+        return found[1]
+
+    def _put(self, x: Any) -> Any:
+        return x.through(lambda array, name: self.device.put(array)) if isinstance(x, StoredRows) else self.device.put(x)
 
     def targets_of(self, micro: MicroBatch) -> Array:
-        return self.targets(micro.y) if micro.there is None else micro.there[1]
+        return self.targets(micro.y) if micro.there is None else self.targets_here(micro.there[1])
+
+    def targets_here(self, y: Array) -> Array:
+        """The targets that a loss gets, of those that have come to the device as `host_targets` has them."""
+        return self._whole(y) if self.tokens else y
+
+    def _whole(self, tokens: Array) -> Array:
+        """Tokens on a device as int64, which losses and users' models may count on; on the host they are."""
+        narrow = self.device.xp is not np and tokens.dtype.kind in "iu" and tokens.dtype.itemsize < 8
+        return tokens.astype("int64") if narrow else tokens
 
     def _by_kind(self, values: Any) -> Any:
         if values.dtype.kind == "b":
@@ -50,16 +86,17 @@ class Feed:
         return self._cast(values) if values.dtype.kind == "f" else values.astype(np.int64, copy=False)
 
     def inputs(self, x: Any) -> Array:
-        x = self.device.put(self.host_inputs(x))
-        return x if self.tokens else self.rounded(x)
+        return self.here(self._put(self.host_inputs(x))).array
 
     def host_inputs(self, x: Any) -> Any:
-        """`inputs` before they go to the device."""
+        """The inputs of a host batch before they go to the device."""
+        if isinstance(x, StoredRows):
+            return x if x.table is not None else replace(x, values=self._cast(x.values))
         x = self.part(x)
         return x if self.tokens else self._cast(x)
 
     def targets(self, y: Any) -> Array:
-        return self.device.put(self.host_targets(y))
+        return self.targets_here(self.device.put(self.host_targets(y)))
 
     def host_targets(self, y: Any) -> Any:
         """`targets` before they go to the device."""

@@ -35,6 +35,7 @@ from mpitrain.autograd import Tensor, run_backward
 from mpitrain.autograd.mode import holding_hooks
 from mpitrain.backend import Array, Device, random
 from mpitrain.data import MicroBatch
+from mpitrain.data.stored import StoredRows
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.stored_keys import MOST, Pinned, StoredScope, Uncapturable
@@ -52,6 +53,7 @@ class Captured:
     parts: list[tuple[Any, Finals]]
     x: Array
     y: Array
+    feed: Feed
     start: Array
     loss: Array
     drawn: StoredScope
@@ -60,7 +62,9 @@ class Captured:
     def fill(self, x: Any, y: Any, start: float, micro: MicroBatch, pinned: Pinned) -> None:
         """Writes what a launch reads. `x` and `y`, those of `micro`, may be on the device already."""
         for target, values in ((self.x, x), (self.y, y)):
-            if isinstance(values, np.ndarray):
+            if isinstance(values, StoredRows):
+                self.feed.fill(target, values)
+            elif isinstance(values, np.ndarray):
                 target.set(np.ascontiguousarray(values, target.dtype))
             else:
                 target[...] = values
@@ -172,7 +176,8 @@ class Graphs:
         self.device.synchronize()
         while len(self._known) >= self.KEPT:                  # Nothing that it writes is on its way now.
             self._known.popitem(last=False)
-        x_here, y_here = xp.empty(x.shape, x.dtype), xp.empty(y.shape, y.dtype)
+        x_here = xp.empty(x.shape, self.feed.compute if isinstance(x, StoredRows) else x.dtype)
+        y_here = xp.empty(y.shape, y.dtype)
         start = xp.empty((), self.feed.dtype)
         drawn = StoredScope(xp.empty(MOST, xp.uint64), count, self.seed)
         if self._room is None:                                # A pool's free memory is that of a stream.
@@ -189,7 +194,7 @@ class Graphs:
                 abandon(stream)
                 raise
             cutter.end()
-        return Captured(cutter.parts, x_here, y_here, start, loss.array, drawn)
+        return Captured(cutter.parts, x_here, y_here, self.feed, start, loss.array, drawn)
 
 
 def pool_of_graphs(cuda: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.backend import Array, array_module, asnumpy, is_float
 from mpitrain.data import MicroBatch
+from mpitrain.data.stored import StoredRows
 from mpitrain.errors import NumericsError
 from mpitrain.nn import Module
 from mpitrain.nn.by_name import ByName
@@ -145,7 +146,8 @@ def nobody_else(model: Module) -> Iterator[list[str]]:
 def nonfinite_loss(model: Module, x: Any, value: float, micro: MicroBatch) -> NumericsError:
     """The error that names the step, the micro-batch, the layer and the samples."""
     origin = origin_of(model, x)
-    for given, stored in zip(x.values(), micro.x.values.values()) if isinstance(x, ByName) else [(x, micro.x)]:
+    host = micro.x.values if isinstance(micro.x, StoredRows) else micro.x
+    for given, stored in zip(x.values(), micro.x.values.values()) if isinstance(x, ByName) else [(x, host)]:
         if not is_finite(given.array) and is_finite(stored):
             origin = Origin(f"the data's {stored.dtype} values, which are too large for the model's {given.dtype}",
                             bad_places(given.array, given.shape[0]), 'scale the data, or set train.precision = "float64"')

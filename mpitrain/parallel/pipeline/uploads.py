@@ -19,6 +19,7 @@ import numpy as np
 
 from mpitrain.backend import Array, Device
 from mpitrain.data import MicroBatch
+from mpitrain.data.stored import StoredRows
 from mpitrain.parallel.pipeline.feed import Feed
 
 Batch = tuple[int, list[MicroBatch]]
@@ -46,7 +47,9 @@ class Slot:
         self._is_used = True
         return sent
 
-    def _send(self, values: Any, place: int, what: str) -> Array:
+    def _send(self, values: Any, place: int, what: str) -> Any:
+        if isinstance(values, StoredRows):
+            return values.through(lambda array, name: self._send(array, place, name))
         known, key = self._arrays.setdefault((place, what), OrderedDict()), (values.shape, values.dtype.str)
         if key not in known:
             if len(known) >= KEPT:                            # Its copy is over, and new arrays wait for who may read it.

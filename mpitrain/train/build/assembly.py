@@ -231,7 +231,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     first, last = placement.own_micro_batches
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
     reducer, timeline = policy.reducer, policy.reducer.timeline
-    loader = Loader(inputs.training, sampler, n_micro, first, last, transforms=inputs.transforms, augment=inputs.augment,
+    rows = inputs.as_stored() if device.name == "gpu" and placement.part is None else inputs
+    loader = Loader(rows.training, sampler, n_micro, first, last, transforms=rows.transforms, augment=rows.augment,
                     n_classes=n_classes, ignore=ignore, dtype=policy.layout.dtype, tasks=inputs.tasks,
                     workers=config.data.workers, span=timeline.span)
     mesh.progress.landed = timeline.look
@@ -240,7 +241,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                         span=timeline.span, goes_on=policy.goes_on)
     pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
-                               dtype=policy.layout.dtype, span=timeline.span)
+                               dtype=policy.layout.dtype, span=timeline.span, rows=rows)
     if evaluator is None:
         refuse_without_evaluations(config, policy.rate)
     tuning = make_tuning(comm, reducer, control, mesh)

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 
 
 def make_evaluator(inference: Inference, loss: Any, inputs: Inputs, context: ParallelContext, metrics: Sequence[Metric],
-                   tried: Trial, *, cuts_parameters: bool, dtype: Any, span: SpanMaker) -> Evaluator | None:
-    """What evaluates a model on the validation rows of `inputs`; None where there are none. It communicates, and raises
-    ConfigError for a metric that is not defined for them."""
-    read, n_chunks = inputs.chunks(tried.n_classes, tried.ignore, dtype)
+                   tried: Trial, *, cuts_parameters: bool, dtype: Any, span: SpanMaker,
+                   rows: Inputs | None = None) -> Evaluator | None:
+    """What evaluates a model on the validation rows of `inputs`, read by `rows` where they are given; None where there are none.
+    It communicates, and raises ConfigError for a metric that is not defined for them."""
+    read, n_chunks = (rows or inputs).chunks(tried.n_classes, tried.ignore, dtype)
     measure = None
     if metrics and n_chunks:
         from mpitrain.train.measure import Measure, refuse_unfit

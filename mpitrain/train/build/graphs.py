@@ -17,7 +17,7 @@ def capture(pipeline: Pipeline, config: Config, device: Device, policy: Policy) 
     why_not = obstacle(pipeline, config, policy)
     if not why_not:
         def forward(x: Array, y: Array) -> Tensor:
-            return pipeline.loss_of(pipeline.stage.chunks[0](pipeline.feed.here(x)), y)
+            return pipeline.loss_of(pipeline.stage.chunks[0](pipeline.feed.here(x)), pipeline.feed.targets_here(y))
         pipeline.graphs = Graphs(device, pipeline.feed, policy.reducer, forward, wanted=config.train.graph == "on",
                                  seed=pipeline.seed)
         pipeline.graphs.scale = pipeline.scale

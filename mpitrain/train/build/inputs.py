@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from subprocess import Popen
@@ -61,6 +61,17 @@ class Inputs:
 
         self.transforms.load_state_dict({name: np.array(values, np.float64).reshape(shape)
                                          for name, (shape, values) in on_first(channel, learn).items()})
+
+    def as_stored(self) -> Inputs:
+        """The same for readers of a run on a device, which give rows as they are stored, and the device makes of them what the
+        model sees, as far as it can."""
+        if isinstance(self.training, data.TokenWindows) and self.tasks is None:
+            return replace(self, training=self.training.as_stored())
+        if self.tokens:
+            return self
+        from mpitrain.data.deferred import deferred  # few runs have a device
+        transforms, augment = deferred(self.transforms, self.augment)
+        return replace(self, transforms=transforms, augment=augment)
 
     def sample(self, rows: int = 1) -> tuple[Any, Any]:
         """The first training rows as the model would see them, for a trial before anything is allocated for real."""
