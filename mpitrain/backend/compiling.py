@@ -26,7 +26,7 @@ MOST = 12                                 # children, of some 300 MB each
 # They begin with those that take longest: 3 to 7 s each (NVRTC 12.9, sm_90); others take less than 3 s.
 SLOWEST = ("convolution", "attention_gradients_256", "layer_norm", "optimizer", "layer_norm_gradients", "attention_gradients_128",
            "attention_tensor_128", "attention_gradients_64", "attention_gradients_32", "batch_norm", "attention_tensor_64",
-           "rows")
+           "decode", "rows")
 _children: list[subprocess.Popen[bytes]] = []
 
 
