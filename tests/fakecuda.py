@@ -18,6 +18,7 @@ from typing import Any
 import device_graphs
 import numpy as np
 from device_counts import note
+from fakepool import Block, Blocks
 
 
 def is_available() -> bool:
@@ -243,47 +244,47 @@ _hooks: dict[str, MemoryHook] = {}
 
 
 class MemoryPool:
-    """Counts the memory of arrays, rounded up as CuPy rounds it, while somebody has it; views take none.
-
-    `taken` is the most there was since the last `free_all_blocks`: like a pool without gaps, whose free blocks serve any size.
-    """
+    """Counts the memory of arrays, where CuPy's pool would have it, while somebody has it; views take none."""
 
     def __init__(self) -> None:
-        self.used = self.peak = self.taken = 0
+        self.used = self.peak = 0
+        self.blocks = Blocks()
         self.there: set[int] = set()                  # ids of the memory that is counted
 
     def used_bytes(self) -> int:
         return self.used
 
     def total_bytes(self) -> int:
-        return self.taken
+        return self.blocks.taken
 
     def free_all_blocks(self) -> None:
-        self.taken = self.used
+        self.blocks.trim()
 
     def malloc(self, size: int) -> None:
         pass
 
-    def hold(self, memory: np.ndarray) -> None:
-        """Counts `memory`, which is no view, until nobody has it."""
-        size, key = -(-memory.nbytes // UNIT) * UNIT, id(memory)
-        if not size or any(key in pool.there for pool in _pools):
+    def hold(self, memory: np.ndarray, owner: Any) -> None:
+        """Counts `memory`, which is no view, while there is its `owner`: graphs may read it then still, as on a GPU."""
+        key = id(memory)
+        if not memory.nbytes or any(key in pool.there for pool in _pools):
             return
+        block = self.blocks.take(memory.nbytes)
         self.there.add(key)
-        self.used += size
-        self.peak, self.taken = max(self.peak, self.used), max(self.taken, self.used)
-        weakref.finalize(memory, self._gone, key, size).atexit = False
+        self.used += block.size
+        self.peak = max(self.peak, self.used)
+        weakref.finalize(owner, self._gone, key, block).atexit = False
         for hook in [*_hooks.values()]:
-            hook.malloc_postprocess(device_id=0, size=memory.nbytes, mem_size=size, mem_ptr=memory.ctypes.data, pmem_id=key)
+            hook.malloc_postprocess(device_id=0, size=memory.nbytes, mem_size=block.size, mem_ptr=memory.ctypes.data, pmem_id=key)
 
-    def _gone(self, key: int, size: int) -> None:
+    def _gone(self, key: int, block: Block) -> None:
         self.there.discard(key)
+        size = block.size
         self.used -= size
+        self.blocks.give_back(block)
         for hook in [*_hooks.values()]:
             hook.free_postprocess(device_id=0, mem_size=size, mem_ptr=0, pmem_id=key)
 
 
-UNIT = 512                                            # bytes: CuPy's blocks are multiples of it
 _pools: weakref.WeakSet[MemoryPool] = weakref.WeakSet()
 
 
