@@ -69,16 +69,16 @@ class OnHost:
         note("product")
         made = matrices(out, form.out, form.batch, form.m, form.n)
         left, right = matrices(x, form.x, form.batch, form.m, form.k), matrices(y, form.y, form.batch, form.k, form.n)
-        number = "float64" if form.operands == "float64" else "float32"
+        number, more = "float64" if form.operands == "float64" else "float32", None if bias is None else bias._memory
 
         def work() -> None:
             sums = np.float64(alpha) * np.matmul(left.astype(number), right.astype(number))
             if beta:
                 sums += beta * made.astype(number)
             if form.ending == "row_sums":
-                bias._memory[...] = left[0].astype(number).sum(axis=1)
+                more[...] = left[0].astype(number).sum(axis=1)
             elif form.biased:
-                sums += bias._memory.astype(number)
+                sums += more.astype(number)
             if form.ending == "gelu_tanh":
                 sums = 0.5 * sums * (1 + np.tanh(np.sqrt(2 / np.pi) * (sums + 0.044715 * sums ** 3)))
             made[...] = sums
@@ -103,7 +103,7 @@ class OnHost:
             whole = (*grid, 1, 1)[:3]
             note(name)
             self.launched[name] = self.launched.get(name, 0) + 1
-            kept = [x for x in arguments if not isinstance(x, int | float)]          # their memory, while a graph has the launch
+            kept = [x._memory for x in arguments if not isinstance(x, int | float | None)]     # while a graph has the launch
 
             def work() -> None:
                 with self._lock:

@@ -21,6 +21,7 @@ import device_graphs
 import device_races
 import numpy as np
 from device_counts import note
+from fakepool import Block, Blocks
 
 
 def is_available() -> bool:
@@ -274,42 +275,41 @@ def MemoryPointer(memory: Memory, offset: int) -> Memory:              # noqa: N
 
 
 class MemoryPool:
-    """Counts the memory of arrays, rounded up as CuPy rounds it, while somebody has it; views take none.
-
-    `taken` is the most there was since the last `free_all_blocks`: like a pool without gaps, whose free blocks serve any size.
-    """
+    """Counts the memory of arrays, where CuPy's pool would have it, while somebody has it; views take none."""
 
     def __init__(self, allocator: Callable[[int], Any] | None = None) -> None:
         self.allocator = allocator or Memory
-        self.used = self.peak = self.taken = self.given_back = 0
+        self.used = self.peak = self.given_back = 0
+        self.blocks = Blocks()
         self.there: set[int] = set()                  # ids of the memory that is counted
 
     def used_bytes(self) -> int:
         return self.used
 
     def total_bytes(self) -> int:
-        return self.taken
+        return self.blocks.taken
 
     def free_all_blocks(self) -> None:
         self.given_back += 1
-        self.taken = self.used
+        self.blocks.trim()
 
     def malloc(self, size: int) -> None:
         pass
 
-    def hold(self, memory: np.ndarray) -> None:
-        """Counts `memory`, which is no view, until nobody has it."""
-        size, key = -(-memory.nbytes // UNIT) * UNIT, id(memory)
-        if not size or any(key in pool.there for pool in _pools):
+    def hold(self, memory: np.ndarray, owner: Any) -> None:
+        """Counts `memory`, which is no view, while there is its `owner`: graphs may read it then still, as on a GPU."""
+        key = id(memory)
+        if not memory.nbytes or any(key in pool.there for pool in _pools):
             return
-        if self.used + size > self.taken:
-            self._take(self.used + size - self.taken)
+        before, block = self.blocks.taken, self.blocks.take(memory.nbytes)
+        if self.blocks.taken > before:
+            self._take(block.size)
         self.there.add(key)
-        self.used += size
-        self.peak, self.taken = max(self.peak, self.used), max(self.taken, self.used)
-        weakref.finalize(memory, self._gone, key, size).atexit = False
+        self.used += block.size
+        self.peak = max(self.peak, self.used)
+        weakref.finalize(owner, self._gone, key, block).atexit = False
         for hook in [*_hooks.values()]:
-            hook.malloc_postprocess(device_id=0, size=memory.nbytes, mem_size=size, mem_ptr=memory.ctypes.data, pmem_id=key)
+            hook.malloc_postprocess(device_id=0, size=memory.nbytes, mem_size=block.size, mem_ptr=memory.ctypes.data, pmem_id=key)
 
     def _take(self, size: int) -> None:
         """From the driver, as CuPy's pool does: an error of the driver has it give back what is free, and ask again."""
@@ -319,14 +319,15 @@ class MemoryPool:
             self.free_all_blocks()
             self.allocator(size)
 
-    def _gone(self, key: int, size: int) -> None:
+    def _gone(self, key: int, block: Block) -> None:
         self.there.discard(key)
+        size = block.size
         self.used -= size
+        self.blocks.give_back(block)
         for hook in [*_hooks.values()]:
             hook.free_postprocess(device_id=0, mem_size=size, mem_ptr=0, pmem_id=key)
 
 
-UNIT = 512                                            # bytes: CuPy's blocks are multiples of it
 _pools: weakref.WeakSet[MemoryPool] = weakref.WeakSet()
 
 

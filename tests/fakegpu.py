@@ -51,7 +51,7 @@ class DeviceArray:
         self.base = None if root is memory else _owner(root)      # as CuPy's views keep the array that has the memory
         if root is memory:
             OWNERS[id(memory)] = self
-            fakecuda.pool_here().hold(memory)
+            fakecuda.pool_here().hold(memory, self)
 
     def get(self, stream: Any = None, order: str = "C", out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         note(down=self._memory.nbytes, sync="get" if blocking else None)
@@ -98,7 +98,7 @@ class DeviceArray:
     def __getitem__(self, index: Any) -> Any:
         inside = _unwrap(index)
         _note_index(inside, "getitem")
-        return _wrap(device_graphs.made(lambda: self._memory[inside], _poisoned, [self._memory]))
+        return _wrap(device_graphs.made(partial(self._memory.__getitem__, inside), _poisoned, [self._memory]))
 
     def __setitem__(self, index: Any, value: Any) -> None:
         inside = _unwrap(index)
@@ -107,7 +107,7 @@ class DeviceArray:
         if device_races.watching():
             part = self._memory[inside]
             _touch("setitem", [values], [part if part.base is not None else self._memory])
-        device_graphs.in_place(lambda: self._memory.__setitem__(inside, values))
+        device_graphs.in_place(partial(self._memory.__setitem__, inside, values))
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))

@@ -69,8 +69,8 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
     if needed is None:
         return Forecast(kept, why)
     peaks, kept_for_a_row, cached = needed
-    rows = sum(array.nbytes for array in sample) * p.rounds * _rows(p)
-    cached += (AHEAD if p.train.device == "cpu" else SLOTS) * rows
+    rows = sum(array.nbytes for array in sample) * _rows(p)
+    cached += (AHEAD if p.train.device == "cpu" else SLOTS) * p.rounds * rows + _graphs(p) * rows
     return Forecast([_whole(use, activations, other + cached) for use, activations, other in zip(kept, peaks, others)],
                     kept_for_a_row=kept_for_a_row)
 
@@ -110,6 +110,15 @@ def _kept(p: Placement, layout: FlatLayout, optimizer: Optimizer, offload: str, 
 def _cut_states(p: Placement) -> str:
     """The kind of states that `comm.sharding` cuts; one copy per node counts as if one node, whose copy has slices, were all."""
     return {"optimizer": "none", "parameters": "gradients"}.get(p.kind, p.kind) if p.comm.node_shared else p.kind
+
+
+def _graphs(p: Placement) -> int:
+    """How many graphs a run on a device captures, if it does (`train.build.graphs`): one for each arena of gradients. Each has a
+    micro-batch of its own that it reads; what it computes takes the memory that the step before it had."""
+    if p.train.device == "cpu" or p.train.graph == "off" or p.train.recompute or _cut_states(p) in ("gradients", "parameters") \
+            or p.stage.n_stages * len(p.stage.chunks) > 1:
+        return 0
+    return sums_at_once(p.n_micro, p.grid.n_places, tree=p.tree is not None)
 
 
 def _on_their_way(p: Placement, layout: FlatLayout) -> int:

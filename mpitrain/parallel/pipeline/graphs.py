@@ -174,6 +174,7 @@ class Graphs:
     def _capture(self, x: Any, y: Any, count: int, buckets: list[Bucket]) -> Captured:
         xp, cuda = self.device.xp, self.device.xp.cuda
         self.device.synchronize()
+        xp.get_default_memory_pool().free_all_blocks()        # What the run before took; else both would have theirs.
         while len(self._known) >= self.KEPT:                  # Nothing that it writes is on its way now.
             self._known.popitem(last=False)
         x_here = xp.empty(x.shape, self.feed.compute if isinstance(x, StoredRows) else x.dtype)
