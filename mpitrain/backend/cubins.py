@@ -52,8 +52,8 @@ def version(source: Path, *made_by: object) -> str:
 
 
 def keep(file: Path, make: Callable[[], bytes], wait: float = WAIT) -> bytes | None:
-    """Puts a cubin there, unless it is there. Only one process makes it; the others wait for it or, with `wait` 0, leave it to that
-    one. Where it cannot be written (the folder is full, say): the cubin itself, and a warning, once; each start compiles then."""
+    """Puts a cubin there, unless it is there. Only one process makes it; others wait for it or, with `wait` 0, leave it to that one.
+    Where it cannot be written (the folder is full, say): the cubin itself, and a warning, once; each start compiles then."""
     if file.exists():
         return None
     with one_at_a_time(file.name, wait) as mine:
