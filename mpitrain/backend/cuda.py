@@ -85,4 +85,4 @@ def keep(source: str, target: str, wait: float = WAIT) -> bytes | None:
     it cannot be kept. Another process that is at it is waited for; with `wait` 0 it is left to it."""
     path = device_folder() / f"{source}.cu"
     return cubins.keep(kept_at(source, target), lambda: compiler.compile_using_nvrtc(
-        path.read_text(), (*OPTIONS, f"-I{path.parent}"), filename=path.name, cache_in_memory=True)[0], wait)  # no temporary file
+        path.read_text(), (*OPTIONS, f"-I{path.parent}"), filename=path.name, cache_in_memory=True)[0], wait)
