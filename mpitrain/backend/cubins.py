@@ -52,7 +52,7 @@ def version(source: Path, *made_by: object) -> str:
 
 
 def keep(file: Path, make: Callable[[], bytes], wait: float = WAIT) -> bytes | None:
-    """Puts a cubin there, unless it is there. Only one process makes it; others wait for it or, with `wait` 0, leave it to that one.
+    """Puts a cubin there, unless it is there. One process makes it; others wait for it or, with `wait` 0, leave it to that one.
     Where it cannot be written (the folder is full, say): the cubin itself, and a warning, once; each start compiles then."""
     if file.exists():
         return None
