@@ -329,10 +329,6 @@ def _mapped(file: int) -> np.ndarray[Any, Any]:
     return np.ndarray(len(mapped), np.uint8, buffer=mapped)
 
 
-_pool = MemoryPool()
-_pools.add(_pool)
-_allocators = [_pool]
-
-
-def get_default_memory_pool() -> MemoryPool:
-    return _pool
+default_pool = MemoryPool()
+_pools.add(default_pool)
+_allocators = [default_pool]

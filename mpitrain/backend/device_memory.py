@@ -19,7 +19,7 @@ class DevicePool:
 
     def __init__(self, device: Device, others: Callable[[], Iterable[Any]] = tuple):
         cuda = device.xp.cuda
-        self._pool, self._others, self._used, self._peak = cuda.get_default_memory_pool(), others, 0, 0
+        self._pool, self._others, self._used, self._peak = device.xp.get_default_memory_pool(), others, 0, 0
         self._hook: Any = type("Counting", (cuda.MemoryHook,), {
             "name": "mpitrain", "malloc_postprocess": self._taken, "free_postprocess": self._given_back})()
 

@@ -36,7 +36,7 @@ def on_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def predicted_and_measured(load: Workload, precision: str, **train: Any) -> tuple[Use, Use]:
     gc.collect()
-    xp.cuda.get_default_memory_pool().free_all_blocks()
+    xp.get_default_memory_pool().free_all_blocks()
     sections = {"train": {"device": "gpu", "graph": "off", "precision": precision, **train}}
     training = Training(load, start().comm, sections=sections)
     config, memory = training.config, Memory(training.job)

@@ -167,7 +167,7 @@ class Graphs:
             self._room = cuda.MemoryPool(), cuda.Stream(non_blocking=True)     # A pool's free memory is that of a stream.
         pool, stream = self._room
         self.device.synchronize()
-        cuda.get_default_memory_pool().free_all_blocks()               # What the run before took; else both would have theirs.
+        xp.get_default_memory_pool().free_all_blocks()        # What the run before took; else both would have theirs.
         with (cuda.using_allocator(pool.malloc), stream, random.use(drawn), holding_hooks() as held,
               refusing_uploads(xp)):
             stream.begin_capture()
