@@ -259,10 +259,19 @@ class _Function:
         return _Function(getattr(self._function, name), f"{self._name}.{name}", None)
 
 
+class _Cuda:
+    """`fakecuda`, but for what CuPy has elsewhere, or not at all."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in TAKEN["cuda"]:
+            raise AttributeError(f"cupy.cuda has no {name}")
+        return getattr(fakecuda, name)
+
+
 class _Module:
     __name__ = "fakegpu"
     ndarray = DeviceArray
-    cuda = fakecuda
+    cuda = _Cuda()
 
     def __init__(self, inside: Any = np, prefix: str = ""):
         self._inside, self._prefix = inside, prefix
@@ -279,6 +288,10 @@ class _Module:
         return DeviceArray(_poisoned(made) if device_graphs.capturing() else made)
 
     array = asarray
+
+    @staticmethod
+    def get_default_memory_pool() -> Any:
+        return fakecuda.default_pool
 
     @staticmethod
     def get_default_pinned_memory_pool() -> Any:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpitrain.backend import Array, asnumpy
-from mpitrain.checkpoint.state import Kept, Values
+from mpitrain.checkpoint.kinds import Kept, Values
 from mpitrain.comm.messages.channel import Channel
 
 RATES = "the learning rates since"                            # the name that their digests have

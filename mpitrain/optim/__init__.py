@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from mpitrain.optim.layout import Segment
 from mpitrain.optim.norm import clip_factor, squared_norm
-from mpitrain.optim.optimizer import OPTIMIZERS, Optimizer, Segment
+from mpitrain.optim.optimizer import OPTIMIZERS, Optimizer
 from mpitrain.optim.rules import LAMB, LARS, SGD, Adam, AdamW, RMSprop
 from mpitrain.optim.schedule import SCHEDULES, schedule
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import GraphError
-from mpitrain.optim.optimizer import Allocate, Optimizer, Run, require
+from mpitrain.optim.layout import Allocate
+from mpitrain.optim.optimizer import Optimizer, Run, require
 
 BLOCK = 1 << 14            # elements: a block of each of the arrays of a rule, and of what it computes, lies in a cache of 1 MiB
 DEVICE_BLOCK = 1 << 24     # on a device, where each operation is a launch: what is computed takes 64 MiB an array in float32

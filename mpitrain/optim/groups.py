@@ -17,7 +17,8 @@ from typing import Any
 from mpitrain.arguments import misfit, parameters_of
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError, GraphError, nearest
-from mpitrain.optim.optimizer import ALIGN, Allocate, Held, Optimizer, Segment
+from mpitrain.optim.layout import ALIGN, Allocate, Segment
+from mpitrain.optim.optimizer import Held, Optimizer
 
 GIVEN = ("self", "model", "allocate", "lr")
 OWN = ("params", "lr", "lr_factor", "frozen", "freeze_until")

@@ -22,7 +22,8 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, GraphError, NumericsError
-from mpitrain.optim.optimizer import Allocate, Optimizer, Segment, require
+from mpitrain.optim.layout import Allocate, Segment
+from mpitrain.optim.optimizer import Optimizer, require
 
 Evaluate = Callable[[], tuple[float, Array]]      # the loss and the flat gradient where the parameters are
 ENOUGH, FLAT = 1e-4, 0.9                          # the two constants of the Wolfe conditions

@@ -12,8 +12,9 @@ from typing import Any
 
 from mpitrain.backend import Array, array_module
 from mpitrain.kernels import optimizer as kernels
+from mpitrain.optim.layout import Allocate
 from mpitrain.optim.norm import sum_of_squares
-from mpitrain.optim.optimizer import Allocate, Optimizer, Run, require
+from mpitrain.optim.optimizer import Optimizer, Run, require
 
 
 class Adafactor(Optimizer):

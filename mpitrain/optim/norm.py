@@ -11,7 +11,7 @@ from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.backend.runtime import runtime
 from mpitrain.kernels.kernel import FORMATS
 from mpitrain.kernels.optimizer import FACTOR, NUMBERS, SCALE, square_sums
-from mpitrain.optim.optimizer import Segment
+from mpitrain.optim.layout import Segment
 from mpitrain.optim.places import memory_of, place_in
 
 

@@ -22,7 +22,8 @@ import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.kernels.optimizer import FACTOR, FOUND, LEFT_OUT
-from mpitrain.optim.optimizer import Allocate, Held, Optimizer, Segment
+from mpitrain.optim.layout import Allocate, Segment
+from mpitrain.optim.optimizer import Held, Optimizer
 from mpitrain.optim.places import memory_of, place_in
 
 PIECE = 32 << 20             # bytes: at 50 GB/s a piece takes 0.7 ms, against which the start of a copy is nothing

@@ -11,51 +11,16 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module
 from mpitrain.errors import ConfigError, GraphError, ShapeError
 from mpitrain.kernels.kernel import Kernel
+from mpitrain.optim.layout import ALIGN, Allocate, Condensed, Segment, StateShape, Storage
 from mpitrain.optim.places import memory_of
 from mpitrain.registry import Registry
-
-Allocate = Callable[[int], Any]
-ALIGN = 16                                        # elements, as in `nn.storage`
-
-
-class Segment(Protocol):
-    """The place of a parameter, or of a part that begins at its element `first`, in the flat arrays: elements [start, stop)."""
-
-    @property
-    def parameter(self) -> Any: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def start(self) -> int: ...
-    @property
-    def stop(self) -> int: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def decay(self) -> bool: ...
-
-
-class Storage(Protocol):
-    """What an optimizer needs of a model's memory: see `nn.storage.FlatStorage`."""
-
-    values: Array
-    compute: Array | None                         # the parameters in 16 bits, which operations read; None: they read the values
-    allocate: Allocate | None
-
-    @property
-    def segments(self) -> Sequence[Segment]: ...
-    def new_flat(self, allocate: Allocate | None = None) -> Array: ...
-    def memory(self, size: int, allocate: Allocate | None = None) -> Array: ...
-    def attach_gradients(self) -> Array: ...
-    def refresh(self, segments: Sequence[Any] | None = None) -> None: ...
 
 
 class Run(NamedTuple):
@@ -68,9 +33,6 @@ class Run(NamedTuple):
     shape: tuple[int, ...] = ()                   # of the parameter, where a run is a whole one
 
 
-StateShape = Callable[[tuple[int, ...]], tuple[int, ...]]     # the shape of a state, of the shape of its parameter
-
-
 class Held(NamedTuple):
     """A state of an optimizer: a flat array in the layout of `storage`, for the parameters whose names are `among` it. Its parts
     have the parameters' shapes, or those that `shape` makes of them."""
@@ -80,28 +42,6 @@ class Held(NamedTuple):
     flat: Array
     among: Callable[[str], bool] | None = None
     shape: StateShape | None = None
-
-
-class Condensed:
-    """The layout of states in shapes of their own: where those of each whole parameter of a storage lie, in its order."""
-
-    def __init__(self, storage: Storage, shape: StateShape):
-        self.storage, self.segments = storage, list[Any]()
-        self.places: dict[int, slice] = {}                    # by the parameter's start in the storage
-        self.size = 0
-        for s in storage.segments:
-            stop = self.size + math.prod(shape(s.parameter.shape))
-            self.segments.append(replace(s, start=self.size, stop=stop))        # type: ignore[type-var]
-            self.places.setdefault(s.start, slice(self.size, stop))
-            self.size = -(-stop // ALIGN) * ALIGN
-
-    def new_flat(self, allocate: Allocate | None = None) -> Array:
-        flat = self.storage.memory(self.size, allocate)
-        flat.fill(0)
-        return flat
-
-    def views(self, flat: Array) -> list[Array]:
-        return [flat[s.start:s.stop] for s in self.segments]
 
 
 class Optimizer:

@@ -12,8 +12,8 @@ import pytest
 from sharding_mpi import gpt, job_of, tokens
 
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.kinds import Kept, Values, in_flat
 from mpitrain.checkpoint.manifest import load
-from mpitrain.checkpoint.state import Kept, Values, in_flat
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import CheckpointError
 from mpitrain.train import Job

@@ -8,6 +8,7 @@ from fakegpu import open_device
 from launch import mpirun
 from runs import GPT, SMALL, record, steps, train, write, write_tokens
 
+from mpitrain.checkpoint import store
 from mpitrain.train.intervals import Plan, Step
 from mpitrain.train.observers.observer import Watched
 from mpitrain.train.observers.record import Console
@@ -106,6 +107,60 @@ def test_a_rank_that_dies_or_stands_still_while_others_wait_for_its_gradients_en
                     "train.stall_s=4", cwd=tmp_path,
                     env={"MPITRAIN_FAKE_BUS": "0", "HOW": how})
     assert result.rc == rc and said in result.error_lines[0], result.err
+
+
+PLANTED = """
+import os
+from mpitrain import nn
+from mpitrain.autograd import Function
+from mpitrain.backend import asnumpy
+from mpitrain.kernels.optimizer import FOUND, SCALE
+from mpitrain.parallel.policies.loss_scale import LossScale
+RANK = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
+decide, steps = LossScale.finish, []
+def finish(self, *given):
+    numbers = decide(self, *given)
+    steps.append(f"{asnumpy(numbers)[FOUND]:.0f} {asnumpy(numbers)[SCALE]:.0f}")
+    with open(f"{os.environ['TOLD']}-{RANK}", "a") as file:
+        print(steps[-1], hash(asnumpy(Planted.last.weight.master).tobytes()), file=file)
+    return numbers
+LossScale.finish = finish
+class Spoil(Function):
+    half = "own"
+    @staticmethod
+    def forward(ctx, x): return x * 1
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad * 1
+        if RANK == "1" and len(steps) + int(os.environ["BEGIN"]) in (3, 7):
+            grad[0, 0] = float("inf")
+        return grad,
+class Planted(nn.Linear):
+    def forward(self, x):
+        Planted.last = self
+        return Spoil.apply(super().forward(x))
+def net(): return nn.Sequential(("flat", nn.Flatten()), ("a", Planted(64, 32)), ("b", nn.Linear(32, 10)))
+"""
+
+
+def test_a_gradient_of_one_rank_that_is_infinite_in_float16_leaves_out_the_step_of_all(tmp_path: Path) -> None:
+    """Whole runs of 2 ranks: in steps 4 and 8 parameters keep their bits on both, and the scale halves on both; also in one
+    that goes on after its 6th."""
+    (tmp_path / "net.py").write_text(PLANTED)
+    config = write(tmp_path, SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"'))
+    for name, begin, end, *more in (("whole", 0, 10), ("cut", 0, 6), ("cut", 6, 10, "--resume")):
+        result = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "train.precision=float16", "train.graph=off",
+                        "optimizer.schedule=constant", f"train.steps={end}", f"run.out={name}", *more, cwd=tmp_path,
+                        env={"TOLD": str(tmp_path / f"{name}-told"), "PYTHONHASHSEED": "0", "BEGIN": str(begin)})
+        assert result.rc == 0, result.err
+    one, two, cut = ((tmp_path / name).read_text() for name in ("whole-told-0", "whole-told-1", "cut-told-1"))
+    assert one == two == cut, "on both ranks, and where the run went on"
+    found, scales, weights = zip(*map(str.split, one.splitlines()))
+    assert [step for step in range(10) if found[step] == "1"] == [3, 7]
+    assert scales == ("65536",) * 3 + ("32768",) * 4 + ("16384",) * 3
+    assert [step for step in range(9) if weights[step] == weights[step + 1]] == [3, 7]        # told before the update of a step
+    assert store.latest(tmp_path / "whole/checkpoints").read("loss_scale/left_out") == 2
+    assert record(tmp_path / "whole")["parameters_sha256"] == record(tmp_path / "cut")["parameters_sha256"]
 
 
 def test_a_loss_that_is_not_finite_ends_a_run_on_a_device_and_nothing_is_saved_after_it(tmp_path: Path) -> None:

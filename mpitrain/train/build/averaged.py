@@ -10,7 +10,7 @@ from mpitrain import nn
 from mpitrain.autograd import no_grad
 from mpitrain.backend import CPU
 from mpitrain.checkpoint import choosing
-from mpitrain.checkpoint.state import Kept, Placed
+from mpitrain.checkpoint.kinds import Kept, Placed
 from mpitrain.config.sections import AverageConfig
 from mpitrain.errors import UsageError
 from mpitrain.nn.statistics import apply_statistics, collect_statistics, defer_statistics, running_layers

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpitrain.checkpoint.copies import RATES, Copies, Difference
-from mpitrain.checkpoint.state import Kept, State, Values
+from mpitrain.checkpoint.kinds import Kept, Values
+from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import DesyncError, numbered

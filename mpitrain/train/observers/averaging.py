@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.checkpoint.state import Kept, Placed, State, Values
+from mpitrain.checkpoint.kinds import Kept, Placed, Values
+from mpitrain.checkpoint.state import State
 from mpitrain.config import Config
 from mpitrain.config.sections import AverageConfig
 from mpitrain.parallel.policies.policy import Policy

@@ -18,9 +18,10 @@ import numpy as np
 
 from mpitrain.arguments import accepted, call
 from mpitrain.checkpoint.hashes import array_line, total_sha256
+from mpitrain.checkpoint.kinds import Expected, Kept, Placed, Shapes, Values
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.parts import Piece
-from mpitrain.checkpoint.state import Expected, Kept, Placed, Shapes, State, Values
+from mpitrain.checkpoint.state import State
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config
