@@ -85,8 +85,6 @@ def main() -> None:
     for title, table in (("functions", functions), ("methods", methods)):
         rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in table.items())
         lines.append(f'"{title}": {{\n{rows}\n}}')
-    names = [*(name for name in sorted(dir(cupy.cuda)) if not name.startswith("_")), "nccl"]      # a package of its own
-    lines.append('"cuda": ' + json.dumps(names))
     FILE.write_text("{" + ",\n".join(lines) + "}\n")
     print(f"{FILE.name}: {len(functions)} functions and {len(methods)} methods of CuPy {cupy.__version__}")
 

@@ -142,7 +142,7 @@ class Event:
         self.clock = device_races.recorded(stream)
         device_graphs.in_place(now)
 
-    def reach(self) -> None:
+    def _reach(self) -> None:
         for late in self._works:
             if late in _late:
                 _late.remove(late)
@@ -154,13 +154,13 @@ class Event:
         self._asked += 1
         if self._works and self._asked <= _lag:
             return False
-        self.reach()
+        self._reach()
         device_races.host_waits(self.clock)
         return True
 
     def synchronize(self) -> None:
         _wait("event")
-        self.reach()
+        self._reach()
         device_races.host_waits(self.clock)
 
 
@@ -184,7 +184,7 @@ class Stream:
 
     def synchronize(self) -> None:
         _wait("stream")
-        self.record().reach()
+        self.record()._reach()
         device_races.host_waits(device_races.recorded(self))
 
     def record(self, event: Event | None = None) -> Event:
@@ -193,7 +193,7 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        event.reach()                             # What the stream is asked for next is done at once.
+        event._reach()                             # What the stream is asked for next is done at once.
         device_races.waits(self, event.clock)
 
     @property

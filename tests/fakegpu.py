@@ -263,7 +263,7 @@ class _Cuda:
     """`fakecuda`, but for what CuPy has elsewhere, or not at all."""
 
     def __getattr__(self, name: str) -> Any:
-        if name not in TAKEN["cuda"]:
+        if name not in TAKEN["cuda"][""] and name != "nccl":      # which is a package of its own
             raise AttributeError(f"cupy.cuda has no {name}")
         return getattr(fakecuda, name)
 
@@ -288,10 +288,6 @@ class _Module:
         return DeviceArray(_poisoned(made) if device_graphs.capturing() else made)
 
     array = asarray
-
-    @staticmethod
-    def get_default_memory_pool() -> Any:
-        return fakecuda.default_pool
 
     @staticmethod
     def get_default_pinned_memory_pool() -> Any:

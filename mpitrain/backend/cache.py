@@ -46,9 +46,9 @@ def _usable(folder: Path) -> bool:
 
 
 @contextmanager
-def one_at_a_time(name: str, wait: float = WAIT) -> Iterator[bool]:
+def one_at_a_time(name: str, wait: float | None = None) -> Iterator[bool]:
     """Inside, no other process that has this cache folder works under this name: the first compiles, the others wait for it, so
-    many seconds at most. False inside where another has been at it all that time.
+    many seconds at most, or WAIT. False inside where another has been at it all that time.
 
     A process that ends lets go. One that takes longer than any compiler is not waited for, and neither is anybody where the
     file system has no locks, or no room for one: then several do the same work, and each renames its result into place.
@@ -59,7 +59,7 @@ def one_at_a_time(name: str, wait: float = WAIT) -> Iterator[bool]:
         yield True
         return
     with open(handle, "wb") as file:
-        end, mine = time.monotonic() + wait, False
+        end, mine = time.monotonic() + (WAIT if wait is None else wait), False
         while not mine:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

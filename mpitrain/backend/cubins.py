@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from mpitrain.backend.cache import WAIT, one_at_a_time
+from mpitrain.backend.cache import one_at_a_time
 from mpitrain.backend.runtime import device_folder
 from mpitrain.errors import text_of
 
@@ -51,13 +51,13 @@ def version(source: Path, *made_by: object) -> str:
     return hashlib.sha256(b"\0".join((*texts, repr((OPTIONS, *made_by)).encode()))).hexdigest()[:32]
 
 
-def keep(file: Path, make: Callable[[], bytes], wait: float = WAIT) -> bytes | None:
+def keep(file: Path, make: Callable[[], bytes], wait: float | None = None) -> bytes | None:
     """Puts a cubin there, unless it is there. One process makes it; others wait for it or, with `wait` 0, leave it to that one.
     Where it cannot be written (the folder is full, say): the cubin itself, and a warning, once; each start compiles then."""
     if file.exists():
         return None
     with one_at_a_time(file.name, wait) as mine:
-        if file.exists() or not (mine or wait):
+        if file.exists() or not (mine or wait != 0):
             return None
         made, new = make(), file.with_suffix(f".{os.getpid()}")
         try:

@@ -18,7 +18,7 @@ import cupy
 from cupy.cuda import compiler
 
 from mpitrain.backend import cubins
-from mpitrain.backend.cache import WAIT, cache_folder
+from mpitrain.backend.cache import cache_folder
 from mpitrain.backend.cubins import OPTIONS, version
 from mpitrain.backend.cublaslt import WORKSPACE, CublasLt, load
 from mpitrain.backend.runtime import Grid, Launch, ProductForm, device_folder
@@ -80,7 +80,7 @@ def kept_at(source: str, target: str) -> Path:
     return cache_folder() / f"{source}-{target}-{made_of}.cubin"
 
 
-def keep(source: str, target: str, wait: float = WAIT) -> bytes | None:
+def keep(source: str, target: str, wait: float | None = None) -> bytes | None:
     """Compiles a source for the current device, whose compute capability is `target`, where it is not kept; the code itself where
     it cannot be kept. Another process that is at it is waited for; with `wait` 0 it is left to it."""
     path = device_folder() / f"{source}.cu"
