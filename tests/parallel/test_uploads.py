@@ -20,8 +20,9 @@ from mpitrain.parallel.pipeline.uploads import Uploads
 GPU = Device("gpu", xp)
 
 
-@pytest.fixture(autouse=True)
-def streams_wait_for_each_other() -> Iterator[None]:
+@pytest.fixture
+def in_order() -> Iterator[None]:
+    """Streams wait for each other where they must. All memory is kept meanwhile."""
     with watched():
         yield
 
@@ -34,6 +35,7 @@ def batches(asked: list[int], sizes: list[int]) -> Iterator[tuple[int, list[Micr
         yield step, [MicroBatch(np.full((size, 3), 10.0 * step + i), np.full(size, step), rows, i, 0, step) for i in range(2)]
 
 
+@pytest.mark.usefixtures("in_order")
 def test_a_batch_is_given_with_its_numbers_there_and_the_next_is_on_its_way() -> None:
     asked: list[int] = []
     sizes = [4, 4, 2, 4, 3]
@@ -61,6 +63,7 @@ def test_a_slot_keeps_the_arrays_of_the_last_shapes_alone(monkeypatch: pytest.Mo
     assert len(made) == 4 * len(sizes)
 
 
+@pytest.mark.usefixtures("in_order")
 def test_no_batch_is_no_batch_and_one_is_one() -> None:
     assert [step for step, _ in Uploads(Feed(GPU, np.float32)).ahead(batches([], []))] == []
     assert [step for step, _ in Uploads(Feed(GPU, np.float32)).ahead(batches([], [3]))] == [0]
