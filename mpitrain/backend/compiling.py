@@ -18,6 +18,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from mpitrain.backend.cache import one_at_a_time
 from mpitrain.backend.runtime import device_folder
@@ -63,8 +64,8 @@ def compile_ahead(device: str) -> int:
 
 def main(target: str, names: Sequence[str]) -> int:
     """What a child does: one of as many as there may be on this machine, or nothing."""
-    if hasattr(os, "sched_setaffinity"):  # mpirun binds a rank to a core, and a child would share that
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    with suppress(AttributeError, OSError):         # a sandbox may refuse this, and a job have none of these cores
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))       # mpirun binds a rank to a core, and a child would share that
     for place in range(MOST):
         with one_at_a_time(f"compiling-{place}", wait=0) as mine:
             if mine:

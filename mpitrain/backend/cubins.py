@@ -59,7 +59,7 @@ def keep(file: Path, make: Callable[[], bytes], wait: float | None = None) -> by
     with one_at_a_time(file.name, wait) as mine:
         if file.exists() or not (mine or wait != 0):
             return None
-        made, new = make(), file.with_suffix(f".{os.getpid()}")
+        made, new = make(), file.with_suffix(f".{os.getpid()}-{os.urandom(4).hex()}")        # containers have equal numbers
         try:
             new.write_bytes(made)
             new.replace(file)

@@ -49,12 +49,12 @@ def constant(xp: Any, values: Any) -> Array:
     if xp is not np and array_module(values) is xp:
         return values
     values = np.asarray(values)
-    return values if xp is np else _brought(xp.__name__, values.dtype.str, values.shape, values.tobytes())
+    return values if xp is np else _brought(xp.__name__, values.dtype, values.shape, values.tobytes())
 
 
 @cache
-def _brought(module: str, dtype: str, shape: tuple[int, ...], content: bytes) -> Array:
-    """For good, since a captured graph may read it."""
+def _brought(module: str, dtype: Any, shape: tuple[int, ...], content: bytes) -> Array:
+    """For good, since a captured graph may read it. The dtype itself, since bfloat16 has a `str` of nothing but its bytes."""
     xp = next(found for found in MODULES.values() if found.__name__ == module)
     return xp.asarray(np.frombuffer(content, dtype).reshape(shape))
 

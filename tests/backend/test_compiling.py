@@ -75,6 +75,12 @@ def test_a_child_leaves_alone_what_another_process_is_at(environment: dict[str, 
     assert [line.split()[0] for line in (tmp_path / "compiled").read_text().splitlines()] == ["rows.cu"]
 
 
+def test_a_child_that_may_not_choose_its_cores_compiles_on_those_it_has(environment: dict[str, str], tmp_path: Path) -> None:
+    refused = "import os; os.sched_setaffinity = lambda *given: os.stat('/nowhere'); "
+    run(environment, "-c", f"{refused}from mpitrain.backend.compiling import main; main('90', ['sums'])")
+    assert [line.split()[0] for line in (tmp_path / "compiled").read_text().splitlines()] == ["sums.cu"]
+
+
 def test_a_lock_that_another_has_is_not_waited_for_where_that_is_said() -> None:
     with one_at_a_time("a test") as mine, one_at_a_time("a test", wait=0) as too:
         assert mine and not too

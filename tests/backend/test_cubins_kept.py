@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -34,3 +35,18 @@ def test_where_it_cannot_be_written_a_run_goes_on_with_what_it_has_made_and_says
         warnings.simplefilter("error")
         assert cubins.keep(tmp_path / "b.cubin", lambda: b"b") == b"b"
     assert list(tmp_path.glob("*cubin*")) == [] and list(tmp_path.glob("*.[0-9]*")) == []
+
+
+def test_two_nodes_whose_folder_has_no_locks_do_not_write_to_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes of containers have equal numbers, too."""
+    file, write = tmp_path / "kernels.cubin", Path.write_bytes
+    others = [b"theirs"]
+
+    def interrupted(path: Path, content: bytes) -> int:
+        written = write(path, content)
+        if others:
+            cubins.keep(file, others.pop)
+        return written
+    monkeypatch.setattr(Path, "write_bytes", interrupted)
+    monkeypatch.setattr(cubins, "one_at_a_time", lambda name, wait: nullcontext(True))
+    assert cubins.keep(file, lambda: b"ours") is None and file.read_bytes() == b"ours" and list(tmp_path.iterdir()) == [file]

@@ -41,6 +41,13 @@ def test_a_process_that_crashes_fails_or_hangs_says_why_not(monkeypatch: pytest.
     assert gpu_probe.refusal(0, limit_s) == f"a process that sent some to itself {said}"
 
 
+def test_where_no_process_can_be_started_the_others_are_told_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+    monkeypatch.setattr(gpu_probe.subprocess, "Popen", full)
+    assert gpu_probe.refusal(0) == "no process could be started that tries ([Errno 11] Resource temporarily unavailable)"
+
+
 def test_an_mpi_that_reads_the_address_as_one_of_the_host_crashes_a_child_and_nobody_else(child: pytest.MonkeyPatch) -> None:
     nowhere = "gpu_probe.address = lambda x: 4096"                               # no memory of the host is mapped there
     child.setattr(gpu_probe, "CHILD", f"{PREPARED}from mpitrain.comm.messages import gpu_probe; {nowhere}; gpu_probe.main()")

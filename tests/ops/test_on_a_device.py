@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from fakegpu import DEVICES, counted, open_device, put, xp
@@ -166,14 +167,16 @@ def test_a_label_that_is_no_class_makes_a_loss_on_a_device_no_number_instead_of_
     assert np.isnan(ops.gaussian_nll_loss(x, x, variances, reduction="none").array.get()).sum() == 1
 
 
-def test_an_index_that_is_not_there_gives_no_number_along_any_dim() -> None:
-    x, indices = normal(2, 3, 4), np.array([[2, 3], [-1, 0]])
+@pytest.mark.parametrize("dtype", ["float64", ml_dtypes.bfloat16])
+def test_an_index_that_is_not_there_gives_no_number_along_any_dim(dtype: Any) -> None:
+    x, indices = normal(2, 3, 4).astype(dtype), np.array([[2, 3], [-1, 0]])
     for dim in (0, 1, 2, -1):
         there = np.clip(indices, 0, x.shape[dim] - 1)
         wanted = np.moveaxis(np.take(x, there, dim), (dim % 3, dim % 3 + 1), (0, 1))
         wanted[there != indices] = np.nan
         found = np.moveaxis(ops.take(put(x), put(indices), dim).array.get(), (dim % 3, dim % 3 + 1), (0, 1))
-        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(found.astype(float), wanted.astype(float))
+        assert found.dtype == x.dtype
 
 
 class Planted(Function):

@@ -13,6 +13,7 @@ from fakegpu import put, runtime, xp
 
 from mpitrain import models
 from mpitrain.backend import CPU, Device
+from mpitrain.kernels.device.optimizer import step_scalars
 from mpitrain.kernels.optimizer import FACTOR, FOUND, NORM, conclude_norm
 from mpitrain.nn import FlatStorage, Parameter, init
 from mpitrain.optim import LAMB, LARS, SGD, Adam, AdamW, Lion, RMSprop, clip_factor, squared_norm
@@ -251,3 +252,11 @@ def test_norm_clipping_and_update_of_gpt2_are_four_launches_whatever_the_number_
         norm.conclude(flat, numbers, 1.0)
         optimizer.update(flat, lr=1e-3, step=1, numbers=numbers)
     assert launches(step) == 4
+
+
+def test_numbers_without_a_place_for_steps_left_out_are_refused() -> None:
+    """The kernels would write and read behind them."""
+    with pytest.raises(TypeError, match="has 5 numbers"):
+        conclude_norm(put(np.ones(5)), put(np.ones(3)), 1.0, 5, 2.0, 0.5)
+    with pytest.raises(TypeError, match="has 5 numbers"):
+        step_scalars(put(np.ones((1, 9))), np.ones((1, 9)), 1, 0.1, put(np.ones((2, 3))), put(np.ones(5)))

@@ -15,6 +15,7 @@ import sys
 from mpitrain.backend import select_device
 from mpitrain.backend.runtime import address
 from mpitrain.comm.job.start import ALONE
+from mpitrain.errors import text_of
 
 CHILD = f"from {__name__} import main; main()"
 OK, LONGEST = "ok", 200                                       # characters of what a child may say
@@ -28,8 +29,12 @@ def refusal(number: int, limit_s: float | None = None) -> str:
     """Why MPI must not be handed memory of GPU `number` of this process; "" where it may. Takes a second or some."""
     limit_s = LIMIT_S if limit_s is None else limit_s
     command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {CHILD}", str(number), str(int(limit_s) + 1)]
-    with subprocess.Popen(command, env=alone(dict(os.environ)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.STDOUT, start_new_session=True) as child:
+    try:
+        child = subprocess.Popen(command, env=alone(dict(os.environ)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                 stderr=subprocess.STDOUT, start_new_session=True)
+    except OSError as error:                                  # other ranks, which wait for our answer, get one
+        return f"no process could be started that tries ({text_of(error)})"
+    with child:
         try:
             said = child.communicate(timeout=limit_s)[0].decode(errors="replace").strip().splitlines()
         except subprocess.TimeoutExpired:

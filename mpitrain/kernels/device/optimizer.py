@@ -19,9 +19,9 @@ from mpitrain.kernels.optimizer import NORM_BLOCK
 
 SOURCE, WIDE, TILE = Source("optimizer"), 256, 2048                   # optimizer.cu's WIDE and TILE
 COPIES = ("bfloat16", "float16")
-_conclude = SOURCE.function("conclude_norm", "D!:5 D:n in i d d d")
+_conclude = SOURCE.function("conclude_norm", "D!:6 D:n in i d d d")
 _square_sums = SOURCE.function("square_sums", "X L?:2b D!:b in ib")
-_step_scalars = SOURCE.function("step_scalars", "X!:rc X:rc D:2 D:3k D:n ir ic ik in")
+_step_scalars = SOURCE.function("step_scalars", "X!:rc X:rc D:2 D:3k D:6 ir ic ik in")
 
 
 class Rule:
