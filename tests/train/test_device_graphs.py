@@ -50,14 +50,13 @@ def test_a_captured_run_drops_what_the_same_run_uncaptured_drops(tmp_path: Path)
     """
     write_tokens(tmp_path)
     config = write(tmp_path, GPT)
-    runs = {f"{name} {n}": (f"train.graph={name}", f"train.micro_batches={n}") for name in ("on", "off") for n in (1, 3)}
-    for name, more in {**runs, "without": (*runs["on 1"], "model.dropout=0.0")}.items():
+    runs = {name: (f"train.graph={name}", "train.micro_batches=3") for name in ("on", "off")}
+    for name, more in {**runs, "without": (*runs["on"], "model.dropout=0.0")}.items():
         result = mpirun(1, PROGRAM, "train", config, *DROPPING, *more, f"run.out={name}", cwd=tmp_path)
         assert result.rc == 0, result.err
     losses = {path.name: [line["loss"] for line in steps(path)] for path in (tmp_path / name for name in (*runs, "without"))}
-    for n in (1, 3):
-        assert losses[f"on {n}"] == losses[f"off {n}"] != losses["without"]
-        assert len({record(tmp_path / f"{name} {n}")["parameters_sha256"] for name in ("on", "off")}) == 1
+    assert losses["on"] == losses["off"] != losses["without"]
+    assert record(tmp_path / "on")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
     result = mpirun(1, PROGRAM, "train", config, *DROPPING, "train.graph=on", "train.recompute=true", cwd=tmp_path)
     assert result.rc == 78 and "blocks are computed again" in result.error_lines[0] and "train.graph" in result.error_lines[0]
 
