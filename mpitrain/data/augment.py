@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from mpitrain.arguments import bound
 from mpitrain.data.columns import Columns
 from mpitrain.data.keyed import draw
+from mpitrain.data.listed import Asked, entries, tables_by_input
 from mpitrain.data.shards import Values
-from mpitrain.data.transforms import Asked, entries, rows_alike, tables_by_input
+from mpitrain.data.transforms import rows_alike
 from mpitrain.errors import ConfigError
 from mpitrain.registry import Registry
 

@@ -7,7 +7,7 @@ with x of shape (rows, ...).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -18,12 +18,11 @@ import numpy as np
 from mpitrain.arguments import bound, call, call_with
 from mpitrain.data.checks import Source, check_finite
 from mpitrain.data.columns import PREFIX, Columns
+from mpitrain.data.listed import Asked, entries, tables_by_input
 from mpitrain.data.sampler import Index
 from mpitrain.data.shards import Values
 from mpitrain.errors import CheckpointError, ConfigError, ShapeError
 from mpitrain.registry import Registry, named
-
-Asked = str | Sequence[str | dict[str, Any]] | None              # names, or tables of a name and its arguments
 
 BY_INPUT = "data.transform"      # takes a table by input; what that has for an input is a list of names and tables again
 OF_TARGETS = "target."   # names of what targets' transforms have learned begin so
@@ -263,26 +262,6 @@ def _input(name: str, found: tuple[Columns, Values]) -> Values:
     """One of the inputs by name, out of what a source reads."""
     values: Values = found[0].values[name]
     return values
-
-
-def tables_by_input(asked: Asked) -> dict[str, Asked]:
-    """What is asked for each input by name; nothing where `asked` is no table by input, which has no `name`."""
-    tables = [entry for entry in ([] if asked is None or isinstance(asked, str) else asked) if isinstance(entry, dict)]
-    found = {name: [own] if isinstance(own, dict) else own for table in tables for name, own in table.items()}
-    is_one = len(tables) == len(list(asked or [])) and all(isinstance(own, str | list | tuple) for own in found.values())
-    return found if is_one and not any("name" in table for table in tables) else {}
-
-
-def entries(asked: Asked, key: str) -> list[tuple[str, dict[str, Any]]]:
-    """(name, arguments) of each entry: a name, or a table of a name and arguments."""
-    found = []
-    for entry in ([asked] if isinstance(asked, str) and asked else list(asked or [])):
-        arguments = dict(entry) if isinstance(entry, dict) else {"name": entry}
-        name = arguments.pop("name", None)
-        if not isinstance(name, str):
-            raise ConfigError(f'{key}: a table is a name and its arguments, such as {{name = "scale"}}, found {entry}')
-        found.append((name, arguments))
-    return found
 
 
 def rows_alike(function: Callable[..., Any], what: str, x: Values, *more: Any) -> Values:

@@ -266,8 +266,7 @@ class Trainer:
         if self.patience is not None:
             self.patience.observe(done, self.metrics)
         name, higher = self.judge
-        value = self.metrics[name]
-        improved = is_better(value, self.best[0] if self.best else None, higher)
+        improved = is_better(value := self.metrics[name], self.best[0] if self.best else None, higher)
         if improved:
             self.best = (value, done)
         return improved

@@ -1,6 +1,5 @@
 /* Updates of optimizers, all runs of a flat array in one launch, and the norm of a gradient in two. Letters, and the order of the
    scalars, are those of mpitrain/kernels/optimizer.py; the bits are those of native/optimizer.c.
-
    A step moves 28 bytes an element (Adam in float32; 30 with the copy in 16 bits), so each array is read and written once, 16 bytes a
    thread at a time. A block has one tile: a row of the table `tiles`, which says where it lies in the values, the gradients and the
    state, how long it is and which row of `scalars` it is updated with. Without tiles, blocks have the elements of one run in turn. */

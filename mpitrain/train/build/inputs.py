@@ -17,9 +17,10 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config
 from mpitrain.data.checks import Source
 from mpitrain.data.keyed import key, sample_keys
+from mpitrain.data.listed import Asked
 from mpitrain.data.loader import SampleReader
 from mpitrain.data.shards import Fields
-from mpitrain.data.transforms import FIT_ROWS, Asked
+from mpitrain.data.transforms import FIT_ROWS
 from mpitrain.errors import ConfigError
 from mpitrain.models.registry import require_sizes
 from mpitrain.train.build.names import refuse_tables

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpitrain.data.columns import Columns
-from mpitrain.data.transforms import tables_by_input
+from mpitrain.data.listed import tables_by_input
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.nn import Module, Sequential
 
