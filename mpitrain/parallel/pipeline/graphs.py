@@ -174,7 +174,6 @@ class Graphs:
     def _capture(self, x: Any, y: Any, count: int, buckets: list[Bucket]) -> Captured:
         xp, cuda = self.device.xp, self.device.xp.cuda
         self.device.synchronize()
-        xp.get_default_memory_pool().free_all_blocks()        # What the run before took; else both would have theirs.
         while len(self._known) >= self.KEPT:                  # Nothing that it writes is on its way now.
             self._known.popitem(last=False)
         x_here = xp.empty(x.shape, self.feed.compute if isinstance(x, StoredRows) else x.dtype)
@@ -184,6 +183,7 @@ class Graphs:
         if self._room is None:                                # A pool's free memory is that of a stream.
             self._room = pool_of_graphs(cuda), cuda.Stream(non_blocking=True), Pinned(xp)
         pool, stream, _ = self._room
+        xp.get_default_memory_pool().free_all_blocks()        # What the run before took; else both would have theirs.
         with (cuda.using_allocator(pool.malloc), stream, random.use(drawn), holding_hooks() as held,
               refusing_uploads(xp)):
             cutter = Cutter(stream, held, buckets)
