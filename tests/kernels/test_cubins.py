@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mpitrain.backend.compiling import SLOWEST
 from mpitrain.backend.cubins import ARCHITECTURES, CompilationError, Resources, compiled, resources_of, version
 from mpitrain.backend.runtime import device_folder
 
@@ -15,10 +16,9 @@ pytest.importorskip("cuda.bindings.nvrtc", reason="cuda.bindings and NVRTC are n
                     exc_type=ImportError)
 REGISTERS = json.loads(Path(__file__).with_name("registers.json").read_text())
 SOURCES = sorted(path.stem for path in device_folder().glob("*.cu"))
-WIDTHS = re.compile(r"attention\w*_(32|64|256)")           # the same code as that of 128, for other widths of a head
 
 
-@pytest.mark.parametrize("source", [pytest.param(name, marks=[pytest.mark.slow] * bool(WIDTHS.fullmatch(name)))
+@pytest.mark.parametrize("source", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOWEST))
                                     for name in SOURCES])
 @pytest.mark.parametrize("architecture", [pytest.param(name, marks=[pytest.mark.slow] * (name != "sm_90"))
                                           for name in ARCHITECTURES])

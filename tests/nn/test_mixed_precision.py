@@ -95,7 +95,7 @@ def losses_of(name: str) -> list[float]:
 
 
 @pytest.mark.parametrize("precision", HALF)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "resnet20")) for name in CASES])
 def test_training_in_16_bits_has_nearly_the_losses_of_float32_and_each_format_in_its_place(name: str, precision: str) -> None:
     full = losses_of(name)
     losses, outputs, model = trained(name, precision)

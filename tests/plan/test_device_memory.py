@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import Any
 
+import fakecuda
 import fakegpu
 import pytest
 from fakegpu import put, xp
@@ -31,6 +32,11 @@ MLP = Workload(lambda: models.mlp(64, [128, 128], 10), 1200, (64,), 10, 1)
 
 @pytest.fixture(autouse=True)
 def on_the_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a pool that has no gaps which arrays of other tests have left."""
+    pool = fakecuda.MemoryPool()
+    monkeypatch.setattr(fakecuda, "default_pool", pool)
+    monkeypatch.setattr(fakecuda, "_allocators", [pool])
+    fakecuda._pools.add(pool)
     monkeypatch.setattr(namespace, "_cupy", lambda: (fakegpu.xp, ""))
 
 
