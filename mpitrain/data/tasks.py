@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from mpitrain.arguments import bound, call
 from mpitrain.data.keyed import draw, key, mix, sample_keys
+from mpitrain.data.listed import Asked, entries
 from mpitrain.data.shards import Rows, Values
 from mpitrain.data.tokens import IGNORE
-from mpitrain.data.transforms import Asked, entries
 from mpitrain.errors import ConfigError, ShapeError
 from mpitrain.registry import Registry, named
 
