@@ -112,7 +112,7 @@ class OnHost:
                         (ctypes.c_int64 * INTEGERS)(*integers), (ctypes.c_double * DOUBLES)(*doubles))
                 assert not answer, f"{name}, grid {whole}, {threads} threads, {len(kept)} arrays: {WRONG[answer]}"
             if device_races.watching():
-                device_races.touch(fakecuda.get_current_stream(), name, [], [x._memory for x in kept if x is not None])
+                device_races.touch(fakecuda.get_current_stream(), name, [], kept)
             device_graphs.in_place(work)
         return launch
 
