@@ -160,7 +160,7 @@ def feed(bench: Bench) -> Iterator[Record]:
         ours = training(bench, Stored(**vars(load), folder=folder))
         trainer: Any = ours.job.trainer
         ours.run(WARM_UP)
-        there = [[replace(m, there=(bench.device.put(trainer.pipeline.feed.host_inputs(m.x)),
+        there = [[replace(m, there=(trainer.pipeline.feed.put(trainer.pipeline.feed.host_inputs(m.x)),
                                     bench.device.put(trainer.pipeline.feed.host_targets(m.y)))) for m in micro_batches]
                  for micro_batches in ours._micro_batches]
 

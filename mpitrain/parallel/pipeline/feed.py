@@ -36,7 +36,7 @@ class Feed:
         """What the model is called with: a tensor of `inputs`, or a `ByName` of `Columns`, whose integers are int64."""
         if isinstance(x, Columns):
             return ByName({name: Tensor(self.rounded(self.device.put(self._by_kind(array)))) for name, array in x.items()})
-        return self.here(self._put(self.host_inputs(x)))
+        return self.here(self.put(self.host_inputs(x)))
 
     def tensors_of(self, micro: MicroBatch) -> Any:
         """`tensors` of a micro-batch's x, which may have been sent ahead."""
@@ -51,7 +51,7 @@ class Feed:
     def fill(self, out: Array, x: StoredRows) -> Array:
         """Writes what the model is given into `out`, of the format of activations; `x` may be on the host yet."""
         from mpitrain.kernels.feed import stored_rows  # few runs have a device
-        x = self._put(x)
+        x = self.put(x)
         images = x.shape if len(x.shape) == 4 else (x.shape[0], math.prod(x.shape[1:]), 1, 1)
         stored_rows(out.reshape(images), x.values.reshape(images), self._table(x), x.moves)
         return out
@@ -65,7 +65,8 @@ class Feed:
             found = self._tables[id(x.table)] = x.table, self.rounded(self.device.put(self._cast(x.table)))
         return found[1]
 
-    def _put(self, x: Any) -> Any:
+    def put(self, x: Any) -> Any:
+        """On the device, what `host_inputs` and `host_targets` give."""
         return x.through(lambda array, name: self.device.put(array)) if isinstance(x, StoredRows) else self.device.put(x)
 
     def targets_of(self, micro: MicroBatch) -> Array:
@@ -86,7 +87,7 @@ class Feed:
         return self._cast(values) if values.dtype.kind == "f" else values.astype(np.int64, copy=False)
 
     def inputs(self, x: Any) -> Array:
-        return self.here(self._put(self.host_inputs(x))).array
+        return self.here(self.put(self.host_inputs(x))).array
 
     def host_inputs(self, x: Any) -> Any:
         """The inputs of a host batch before they go to the device."""
