@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -166,14 +166,19 @@ class StepsWork(HeadedWork):
         if not operations:
             return
         with np.errstate(over="ignore", invalid="ignore"):    # users of the sum look for Inf and NaN and say where
-            for name, parts in operations:
-                views = [self._memory[buffer][start:stop] for buffer, start, stop in parts]
-                if name == "sum":
-                    np.add(views[0], views[1], out=views[2])
-                elif name == "copy":
-                    views[1][...] = views[0]
-                else:
-                    getattr(self._packing, name)(*views)
+            carry_out(operations, self._memory, self._packing, np.add)
+
+
+def carry_out(operations: Sequence[Operation], memory: Any, packing: Any, add: Callable[..., Any]) -> None:
+    """Sums, copies and packs parts of the buffers in `memory`, by the array module that has `add`."""
+    for name, parts in operations:
+        views = [memory[buffer][start:stop] for buffer, start, stop in parts]
+        if name == "sum":
+            add(views[0], views[1], out=views[2])
+        elif name == "copy":
+            views[1][...] = views[0]
+        else:
+            getattr(packing, name)(*views)
 
 
 class LibraryWork(HeadedWork):

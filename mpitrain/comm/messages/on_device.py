@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpitrain.backend import Array, array_module
 from mpitrain.backend.runtime import address
-from mpitrain.comm.messages.interpreter import HeadedWork, Start
+from mpitrain.comm.messages.interpreter import HeadedWork, Start, carry_out
 from mpitrain.comm.messages.prepare import PACKED, Plan
 from mpitrain.comm.messages.program import Operation
 from mpitrain.kernels.wire import Format
@@ -83,13 +83,6 @@ class DeviceWork(HeadedWork):
         if not operations:
             return
         with self._stream:
-            for name, parts in operations:
-                views = [self._memory[buffer][start:stop] for buffer, start, stop in parts]
-                if name == "sum":
-                    self._add(views[0], views[1], out=views[2])
-                elif name == "copy":
-                    views[1][...] = views[0]
-                else:
-                    getattr(self._packing, name)(*views)
+            carry_out(operations, self._memory, self._packing, self._add)
             self._event.record(self._stream)
         yield self._computed
