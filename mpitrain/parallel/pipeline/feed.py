@@ -45,15 +45,25 @@ class Feed:
     def here(self, x: Any) -> Tensor:
         """The model's input of inputs that have come to the device as `host_inputs` has them."""
         if isinstance(x, StoredRows):
-            return Tensor(self.fill(self.device.xp.empty(x.shape, self.compute), x))
+            return Tensor(self.fill(self.room(x), x))
         return Tensor(self._whole(x) if self.tokens else self.rounded(x))
 
-    def fill(self, out: Array, x: StoredRows) -> Array:
-        """Writes what the model is given into `out`, of the format of activations; `x` may be on the host yet."""
-        from mpitrain.kernels.feed import stored_rows  # few runs have a device
-        x = self.put(x)
-        images = x.shape if len(x.shape) == 4 else (x.shape[0], math.prod(x.shape[1:]), 1, 1)
-        stored_rows(out.reshape(images), x.values.reshape(images), self._table(x), x.moves)
+    def room(self, values: Any) -> Array:
+        """Memory of the device for what `fill` makes of a batch like this one."""
+        return self.device.xp.empty(values.shape, self.compute if isinstance(values, StoredRows) else values.dtype)
+
+    def fill(self, out: Array, values: Any) -> Array:
+        """Writes inputs or targets, on the host yet or on the device, into `out` of `room`; of `StoredRows` what the model is
+        given."""
+        if isinstance(values, StoredRows):
+            from mpitrain.kernels.feed import stored_rows  # few runs have a device
+            x = self.put(values)
+            images = x.shape if len(x.shape) == 4 else (x.shape[0], math.prod(x.shape[1:]), 1, 1)
+            stored_rows(out.reshape(images), x.values.reshape(images), self._table(x), x.moves)
+        elif isinstance(values, np.ndarray):
+            out.set(np.ascontiguousarray(values, out.dtype))
+        else:
+            out[...] = values
         return out
 
     def _table(self, x: StoredRows) -> Array | None:

@@ -35,7 +35,6 @@ from mpitrain.autograd import Tensor, run_backward
 from mpitrain.autograd.mode import holding_hooks
 from mpitrain.backend import Array, Device, random
 from mpitrain.data import MicroBatch
-from mpitrain.data.stored import StoredRows
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.stored_keys import MOST, Pinned, StoredScope, Uncapturable
@@ -61,13 +60,8 @@ class Captured:
 
     def fill(self, x: Any, y: Any, start: float, micro: MicroBatch, pinned: Pinned) -> None:
         """Writes what a launch reads. `x` and `y`, those of `micro`, may be on the device already."""
-        for target, values in ((self.x, x), (self.y, y)):
-            if isinstance(values, StoredRows):
-                self.feed.fill(target, values)
-            elif isinstance(values, np.ndarray):
-                target.set(np.ascontiguousarray(values, target.dtype))
-            else:
-                target[...] = values
+        self.feed.fill(self.x, x)
+        self.feed.fill(self.y, y)
         if start != self.began_with:
             self.start.set(np.asarray(start, self.start.dtype))
             self.began_with = start
@@ -176,8 +170,7 @@ class Graphs:
         self.device.synchronize()
         while len(self._known) >= self.KEPT:                  # Nothing that it writes is on its way now.
             self._known.popitem(last=False)
-        x_here = xp.empty(x.shape, self.feed.compute if isinstance(x, StoredRows) else x.dtype)
-        y_here = xp.empty(y.shape, y.dtype)
+        x_here, y_here = self.feed.room(x), self.feed.room(y)
         start = xp.empty((), self.feed.dtype)
         drawn = StoredScope(xp.empty(MOST, xp.uint64), count, self.seed)
         if self._room is None:                                # A pool's free memory is that of a stream.
