@@ -30,16 +30,16 @@ class TopK(Gathered):
         self.bounds = block_bounds(self.pieces, BLOCK)
         self.counts = np.array([max(1, ceil(share * size - 1e-9)) for size in np.diff(self.bounds)], np.int64)
         self.count = int(self.counts.sum())
-        if n > 1 and share * n >= 1:
-            self.notes.append(f"topk:{share:g} between {n} workers sends no less than dense gradients: each worker's message goes to "
-                              f"all others; a share below {1 / n:.2g} does")
+        if n > 1 and self.nbytes() * n >= 8 * self.length > 0:
+            self.notes.append(f"topk:{share:g} between {n} workers sends no less than dense gradients: each worker's message goes "
+                              f"to all others; a share below {4 / (3 * n):.2g} does")
 
     @classmethod
     def options(cls, argument: str | None) -> dict[str, Any]:
         found = share(argument, "topk:0.01")
         if found * BLOCK < 1:
-            raise ConfigError(f"{argument} of a block of {BLOCK} elements is less than one, and parameters would never send; take "
-                              f"{1 / BLOCK:.6f} or more")
+            raise ConfigError(f"{argument} of a block of {BLOCK} elements is less than one, and parameters would never send; "
+                              f"take {1 / BLOCK:.6f} or more")
         return {"share": found}
 
     def nbytes(self) -> int:
