@@ -1,9 +1,9 @@
 """Blocks of few bits and their residuals: what compressed gradients are made of, one pass over memory each.
 
-An array of n float32 has blocks: `bounds` is int64 (b + 1), the positions where they begin and the end, counted from anywhere. To
-encode takes a = values + error (error may be None), writes what travels, and leaves a - (what arrives) in `error`; `values` stays.
-A block with a number that is not finite, or so large that a scale times a whole number might not be, has the scale NaN, and its
-error stays as it was. Expressions of NumPy define the bits; native/compress.c has the same.
+An array of n float32 has blocks: `bounds` is int64 (b + 1), the positions where they begin and the end, counted from anywhere.
+To encode takes a = values + error (error may be None), writes what travels, and leaves a - (what arrives) in `error`; `values`
+stays. A block with a number that is not finite, or so large that a scale times a whole number might not be, has the scale NaN,
+and its error stays as it was. Expressions of NumPy define the bits; native/compress.c has the same.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _in_rows(x: Host, sizes: Host, width: int) -> tuple[Host, Host]:
 def sums_of_sizes(a: Host, sizes: Host) -> Host:
     """float32 (b,): the sum of abs(x) of each block. Lane l has the numbers l, l + LANES, ... in order; lanes are folded."""
     width = -(-int(sizes.max(initial=1)) // LANES) * LANES
-    rows = np.abs(_in_rows(a, sizes, width)[0]).reshape(len(sizes), -1, LANES)
+    rows = np.abs(_in_rows(a, sizes, width)[0]).reshape(len(sizes), width // LANES, LANES)
     lanes = np.zeros((len(sizes), LANES), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
         for i in range(rows.shape[1]):
@@ -169,14 +169,49 @@ def _topk_add(sent: Host, places: Host, bounds: Host, counts: Host, total: Host)
 
 REFERENCE = {"int8_encode": _int8_encode, "int8_decode": _int8_decode, "int4_encode": _int4_encode, "int4_decode": _int4_decode,
              "onebit_encode": _onebit_encode, "onebit_decode": _onebit_decode, "topk_encode": _topk_encode, "topk_add": _topk_add}
-SIGNATURES: dict[str, str] = {}
+ENCODE, DECODE = "F:n F?!:n L:b+1 F!:b B!:q in ib iq", "B:q L:b+1 F:b F!:n in ib iq i"
+SIGNATURES = {"int8_encode": "F:n F?!:n L:b+1 F!:b B!:n in ib", "int8_decode": "B:n L:b+1 F:b F!:n in ib i",
+              "int4_encode": ENCODE, "int4_decode": DECODE, "onebit_encode": ENCODE, "onebit_decode": DECODE,
+              "topk_encode": "F:n F?!:n L:b+1 L:b F!:k H!:k in ib ik", "topk_add": "F:k H:k L:b+1 L:b F!:n in ib ik"}
 
 
 @cache
 def version_of(name: str) -> Any:
-    """C's function, or the expression."""
-    return host("compress", name, SIGNATURES[name])(_called)() or REFERENCE[name] if name in SIGNATURES else REFERENCE[name]
+    """C's function, or the expression, which are called alike."""
+    return compiled(name) or REFERENCE[name]
 
 
-def _called(call: CFunction, *arguments: Any) -> None:
-    call(*arguments)
+def compiled(name: str) -> Any:
+    """C's function, for the arguments of the expression; None without a compiler."""
+    body: Any = _ARGUMENTS[name]
+    return host("compress", name, SIGNATURES[name], answers=True)(body)()
+
+
+def _int8_encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
+    call(values, error, bounds, scales, q, len(values), len(scales))
+
+
+def _encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
+    call(values, error, bounds, scales, q, len(values), len(scales), len(q))
+
+
+def _int8_decode_host(call: CFunction, q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
+    call(q, bounds, scales, total, len(total), len(scales), add)
+
+
+def _decode_host(call: CFunction, q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
+    call(q, bounds, scales, total, len(total), len(scales), len(q), add)
+
+
+def _topk_encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, counts: Host, sent: Host, places: Host
+                      ) -> None:
+    call(values, error, bounds, counts, sent, places, len(values), len(counts), len(sent))
+
+
+def _topk_add_host(call: CFunction, sent: Host, places: Host, bounds: Host, counts: Host, total: Host) -> None:
+    call(sent, places, bounds, counts, total, len(total), len(counts), len(sent))
+
+
+_ARGUMENTS = {"int8_encode": _int8_encode_host, "int8_decode": _int8_decode_host, "int4_encode": _encode_host,
+              "int4_decode": _decode_host, "onebit_encode": _encode_host, "onebit_decode": _decode_host,
+              "topk_encode": _topk_encode_host, "topk_add": _topk_add_host}

@@ -25,19 +25,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpitrain.config.topology import COMPRESSORS
 from mpitrain.errors import ConfigError, ShapeError, nearest
-from mpitrain.registry import Registry, named
+from mpitrain.registry import named
 
 Host: TypeAlias = NDArray[np.float32]
 Message: TypeAlias = NDArray[np.uint8]
 State: TypeAlias = dict[str, Host]
 OWNER = -1                                        # the "worker" that rounds a sum for everyone
 WORD = 8                                          # bytes: lengths of messages are multiples of it, so that parts stay aligned
-
-COMPRESSORS: Registry[Any] = Registry("compressor")
-for _name, _place in {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:OneBit", "topk": "sparse:TopK"
-                      }.items():
-    COMPRESSORS.register_later(_name, f"mpitrain.parallel.compress.{_place}")
 
 
 class CompressError(ConfigError):
@@ -89,15 +85,17 @@ class Compressor(ABC):
         return {}
 
     def states(self) -> dict[str, Kept]:
-        """The arrays that it keeps between steps, by name; each starts as zeros, unless `begin` says otherwise."""
+        """The arrays that it keeps between steps, by name; `begin` says as what they start."""
         return {"error": Kept((self.length,), "worker")} if self.feedback else {}
 
     def begin(self, state: State) -> None:
-        """Fills what does not start as zeros."""
+        """Fills a state as a new run has it."""
+        for array in state.values():
+            array[...] = 0
 
     def new_state(self) -> State:
         """All of the state as a new run has it; of owners: for all elements."""
-        state = {name: np.zeros(kept.shape, np.float32) for name, kept in self.states().items()}
+        state = {name: np.empty(kept.shape, np.float32) for name, kept in self.states().items()}
         self.begin(state)
         return state
 
@@ -236,7 +234,7 @@ def share(argument: str | None, example: str) -> float:
         found = float("nan")
     if not (isfinite(found) and 0 < found <= 1):
         raise ConfigError(f"expected the share of elements that travel, above 0 and at most 1, as in {example}, found "
-                          f"{'nothing' if not argument else argument}")
+                          f"{argument or 'nothing'}")
     return found
 
 
