@@ -100,14 +100,30 @@ class CompressedSum:
         return self.step() >= self.after
 
     def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
-        array, part = arrays[0], self.parts[bucket.start]
-        dense = self.channel.prepare(array, bucket.name)
+        array, part, dense = arrays[0], self.parts[bucket.start], self.dense(bucket, arrays)
         if self.shared is None:
             coded: Callable[[], Work] = partial(self._start_by_messages, part, array)
         else:
             coded = self.shared.prepare_across(array, bucket.name, (part.start - bucket.start, part.stop - bucket.start),
                                                partial(self._start_across, part)).start
         return Prepared(lambda: coded() if self.compresses else dense.start())
+
+    def dense(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
+        """The same sum, as it is without compression."""
+        return self.channel.prepare(arrays[0], bucket.name)
+
+    def copied_state(self) -> list[Host]:
+        return [array.copy() for array in self._arrays()]
+
+    def restore_state(self, copied: Sequence[Host]) -> None:
+        for array, values in zip(self._arrays(), copied, strict=True):
+            array[...] = values
+
+    def _arrays(self) -> Iterator[Host]:
+        """All arrays of state, as far as this rank writes them."""
+        for part in self.parts.values():
+            if part.exchange is not None:
+                yield from part.exchange.state.values()
 
     def held(self, name: str, *, owned: bool = False) -> Iterator[Held]:
         """The parts of the flat state `name` that this rank has (`owned`: as the one that sums them), by parameter."""
