@@ -45,6 +45,7 @@ class Lines(Rates):
             line |= {"balance": tally[0] / tally[1], "dropped": tally[2] / tally[3]}
         if fields.skipped:
             line["skipped"] = fields.skipped
+        line |= fields.more
         self.write(step, "train", line)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
