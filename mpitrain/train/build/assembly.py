@@ -23,6 +23,7 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.saver import Saver
 from mpitrain.checkpoint.state import State
+from mpitrain.checkpoint.workers import refuse_apart
 from mpitrain.comm.job import guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
@@ -121,8 +122,14 @@ class Job:
         return found.step
 
     def _restore(self, found: Checkpoint) -> None:
-        self.state.restore(found)
-        self.context.start_alike(self.state.arrays())
+        if self.policy.level is None:
+            refuse_apart(found)
+            self.state.restore(found)
+            self.context.start_alike(self.state.arrays())
+        else:
+            from mpitrain.train.build.levels import restore
+            restore(self.policy.level, self.state, found)
+            self.context.start_alike(self.state.arrays(), apart=True)
         rate, kept = self.trainer.update.rate, found.meta.get("rate")
         if isinstance(rate, Adaptive) and kept is not None:
             self._restored("its learning rate", rate.restore, kept, found)
@@ -238,7 +245,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     mesh.progress.landed = timeline.look
     pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
-                        span=timeline.span, goes_on=policy.goes_on)
+                        span=timeline.span, goes_on=policy.goes_on, site=(mesh.coordinate("site"), mesh.n_sites))
     pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span, rows=rows)
@@ -256,6 +263,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if policy.compressed is not None:
         from mpitrain.train.observers.compression import Compression
         trainer.observers.insert(0, Compression(policy, state, control))
+    if mesh.n_sites > 1:
+        from mpitrain.train.build.levels import add_level
+        add_level(config, trainer, state, policy, model)
     if config.average.kind != "none":
         from mpitrain.train.observers.averaging import Averaging
         averaging = Averaging(config.average, policy, state)

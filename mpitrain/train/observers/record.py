@@ -46,6 +46,7 @@ class Lines(Rates):
         if fields.skipped:
             line["skipped"] = fields.skipped
         line |= self.more
+        line |= fields.more
         self.write(step, "train", line)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
