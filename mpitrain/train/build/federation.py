@@ -161,9 +161,9 @@ def refuse_unfit(config: Config, correction: Correction, tried: Optimizer) -> No
     """ConfigError where the correction does not go with the workers' optimizer, or the run."""
     o, what = config.optimizer, f'workers.correct = "{config.workers.correct}"'
     if correction.plain_sgd and not (isinstance(tried, SGD) and not tried.momentum and not o.clip_norm):
-        found = f'optimizer.name = "{o.name}", momentum = {o.momentum:g}, clip_norm = {o.clip_norm:g}'
-        raise config.wrong(f"{what} takes a worker's way for a sum of its gradients, which it is for plain SGD alone, found {found}; "
-                           'set optimizer.name = "sgd", momentum = 0 and clip_norm = 0', ("workers.correct", "optimizer.name"))
+        raise config.wrong(f"{what} takes a worker's way for a sum of its gradients, which it is for plain SGD alone, found "
+                           f'optimizer.name = "{o.name}", momentum = {o.momentum:g}, clip_norm = {o.clip_norm:g}; set "sgd", 0 '
+                           "and 0", ("workers.correct", "optimizer.name"))
     if correction.plain_sgd and config.train.on_lost != "stop":
         raise config.wrong(f"{what} keeps an array of each worker on one rank, which is lost with that rank, found "
                            f'train.on_lost = "{config.train.on_lost}"; set it to "stop"', ("workers.correct", "train.on_lost"))
