@@ -51,7 +51,7 @@ class Compression(Observer):
         self._coding: list[float] = []                        # seconds of each of these
 
     def begin(self, run: Watched) -> None:
-        self.plan, self.tell, self.more = run.plan, run.tell, run.more
+        self.plan, self.tell = run.plan, run.tell
         for said in self.residuals.said:
             self.tell(said)
 
@@ -63,9 +63,8 @@ class Compression(Observer):
         self._dense += self.sum.dense_bytes
         if step > self.sum.after and self._compared < LOOKED:
             self._compare()
-        self.more.clear()
         if self.plan.logs(step):
-            self.more.update(self._numbers(fields))
+            fields.more.update(self._numbers(fields))
             self._steps, self._dense, self._before = 0, 0, self._totals()
 
     def _totals(self) -> np.ndarray[Any, Any]:
