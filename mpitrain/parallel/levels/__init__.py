@@ -1,0 +1,1 @@
+"""Sites that train models of their own and meet now and then: levels of exchange, and gossip."""
