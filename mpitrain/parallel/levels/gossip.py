@@ -50,12 +50,12 @@ class Gossip:
     @property
     def nbytes(self) -> int:
         """The bytes of what is sent and of what arrives."""
-        return self._parts.nbytes
+        return int(self._parts.nbytes)
 
     @property
     def sent_bytes(self) -> int:
         """The bytes that this worker sends in the round that comes next."""
-        return self._parts[0].nbytes * sum(edge.source == self.channel.rank for edge in self.graph.edges(self.round))
+        return int(self._parts[0].nbytes) * sum(edge.source == self.channel.rank for edge in self.graph.edges(self.round))
 
     def start(self, values: Array) -> None:
         """Sends `values` (flat) to this round's neighbours; they may change as soon as this returns."""
