@@ -37,11 +37,13 @@ class Difference(NamedTuple):
 class Copies:
     """The arrays of `kinds` that other ranks hold too. All ranks of `channel` make one alike and call it alike.
 
-    `is_ours` says whether this rank answers for a kind: ranks that share one copy let the first of them do so.
+    `is_ours` says whether this rank answers for a kind: ranks that share one copy let the first of them do so. `among` names the
+    ranks that have copies of a kind: None for all of them, or the number of a site that has a state of its own.
     """
 
-    def __init__(self, kinds: Sequence[Kept | Values], channel: Channel, is_ours: Callable[[Kept | Values], bool]):
-        self.kinds, self.channel = [kind for kind in kinds if is_ours(kind)], channel
+    def __init__(self, kinds: Sequence[Kept | Values], channel: Channel, is_ours: Callable[[Kept | Values], bool],
+                 among: Callable[[Kept | Values], int | None] = lambda kind: None):
+        self.kinds, self.channel, self.among = [kind for kind in kinds if is_ours(kind)], channel, among
         self.names = [place[0] for place in self._places()]
         places, seen = list[str](), Counter[str]()
         for place in self._places():                          # a tied parameter may have two places in a rank's memory
@@ -104,9 +106,9 @@ class Copies:
         """(name, and the part of the whole array) of each array, in the order of `_arrays`."""
         for kind in self.kinds:
             if isinstance(kind, Values):
-                yield from ((f"{kind.prefix}/{name}",) for name in kind.get())
+                yield from ((f"{kind.prefix}/{name}", self.among(kind)) for name in kind.get())
             else:
-                yield from ((kind.name(one.leaf), one.leaf.offset, one.leaf.shape, one.first, one.array.size)
+                yield from ((kind.name(one.leaf), one.leaf.offset, one.leaf.shape, one.first, one.array.size, self.among(kind))
                             for one in kind.placed())
 
     def _arrays(self) -> Iterator[Array]:

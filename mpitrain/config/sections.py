@@ -124,6 +124,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
+    site: int = 1                            # groups of ranks that each train a model; [[sync]] says when and how they meet
     pp: int = 1
     dp: int = 0                              # 0: all remaining ranks
     ep: int = 1                              # ranks that share out the experts of the model

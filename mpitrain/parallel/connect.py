@@ -34,7 +34,7 @@ class ParallelContext:
 
     The channel `replicas` connects the ranks with the same dense parameters, and `copies` those with the same experts as well.
     The channel `parts` connects the ranks that hold one model together (None where each rank holds all of it), and `group` those
-    that share layers along tp.
+    that share layers along tp. `sites` connects the ranks that have this one's place on each site (None where there is one).
     """
 
     placement: Placement
@@ -43,6 +43,7 @@ class ParallelContext:
     replicas: Channel
     copies: Channel
     parts: Channel | None = None
+    sites: Channel | None = None
     neighbours: Neighbours | None = None
     group: Group | None = None
     choices: dict[str, Any] = field(default_factory=dict)
@@ -86,7 +87,7 @@ class ParallelContext:
         """The shape of the model's output, on all ranks, where ranks of the last stage have `found`. It communicates."""
         n_stages = self.stage.n_stages
         if n_stages > 1:
-            last = self.control.size // n_stages * (n_stages - 1)      # a rank of the last stage: pp is the outermost axis
+            last = self.control.size // self.mesh.n_sites // n_stages * (n_stages - 1)      # the first rank of its last stage
             found = self.control.broadcast_object(None if found is None else list(found), last)
         return self.placement.output_shape(found)
 
@@ -128,6 +129,8 @@ class ParallelContext:
             broadcast_state(whole("ep"), self.replicas)
         if self.group is not None:
             broadcast_state(whole("tp"), self.group.channel.messages)
+        if self.sites is not None:
+            broadcast_state(arrays, self.sites)
 
 
 def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> ParallelContext:
@@ -136,11 +139,13 @@ def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool 
     if mesh.shares_layers:
         from mpitrain.parallel.layers.join import join
         group = join(placement, mesh, shared=shared)
+    sites = mesh.channel("site", "sites") if mesh.n_sites > 1 else None
+    replicas = control if sites is None and not mesh.cuts_model else mesh.channel(REPLICAS, "replicas")
     if not mesh.cuts_model:
-        return ParallelContext(placement, mesh, control, control, control)
-    replicas, parts = mesh.channel(REPLICAS, "replicas"), mesh.channel(("pp", "ep", "tp"), "parts")
+        return ParallelContext(placement, mesh, control, replicas, replicas, sites=sites)
+    parts = mesh.channel(("pp", "ep", "tp"), "parts")
     copies = mesh.channel(COPIES, "copies") if mesh.size(AXIS) > 1 else replicas
-    context = ParallelContext(placement, mesh, control, replicas, copies, parts, group=group)
+    context = ParallelContext(placement, mesh, control, replicas, copies, parts, sites, group=group)
     if stage.n_stages > 1:
         from mpitrain.parallel.pipeline.neighbours import Neighbours
         context.neighbours = Neighbours(mesh.link("pp", "stages"), stage)

@@ -75,7 +75,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (for cut layers, the first rank's), the cut of the batch, the buckets that travel, and the
     schedule; no large matrix is allocated. It refuses as `train` does, with the same error before the first line."""
     m = config.mesh
-    grid = Grid(fit(ranks, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
+    grid = Grid(fit(ranks, site=m.site, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
     inputs = open_data(config)
     written, config = config, with_sizes(config, inputs)
     made = describe_run(config, inputs.tokens, inputs)

@@ -59,4 +59,4 @@ class SavedRun(Ranks):
 
 def with_whole_models(config: Config) -> Config:
     """That of a saved model of which each rank has all; nothing is learned from a teacher."""
-    return changed(config, mesh={"pp": 1, "dp": 0, "ep": 1, "cp": 1, "tp": 1}, distil=vars(DistilConfig()))
+    return changed(config, mesh={"site": 1, "pp": 1, "dp": 0, "ep": 1, "cp": 1, "tp": 1}, distil=vars(DistilConfig()))

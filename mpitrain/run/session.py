@@ -40,7 +40,7 @@ class Session:
         self.config = config                                  # with the sizes that its data say, once they are open
         self.files: Any = None                                # what is in the data files, once they have been looked at
         with guard.symmetric():
-            self.mesh = Mesh(comm, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
+            self.mesh = Mesh(comm, site=m.site, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
 
     def open(self, config: Config, files: Callable[[], Any] | None, pulse: Unwatched = NOBODY) -> None:
         """`files()` gives, or raises, on rank 0 what `look_at_files` does; None: no data are read."""

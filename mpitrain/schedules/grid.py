@@ -7,18 +7,19 @@ from collections.abc import Mapping, Sequence
 
 from mpitrain.errors import MeshError
 
-AXES = ("pp", "dp", "ep", "cp", "tp")
+AXES = ("site", "pp", "dp", "ep", "cp", "tp")
 ALWAYS_NAMED = ("pp", "dp", "tp")          # A mesh names these axes also where they have one place.
-DATA = ("dp", "ep")                        # Ranks along these axes have different samples.
-REPLICAS = ("dp", "ep", "cp")              # Ranks along these axes replicate a part of the model (but for experts, along ep).
+DATA = ("site", "dp", "ep")                # Ranks along these axes have different samples.
+REPLICAS = ("dp", "ep", "cp")              # Ranks along these axes replicate a part of the model (but for experts, along ep), and add
+                                           # up gradients in each step. Sites, which have models of their own, meet now and then.
 COPIES = ("dp", "cp")                      # Ranks along these axes replicate experts too.
 
 
 class Grid:
     """The lengths of the axes (1 where nothing is said) and the coordinates of one rank (by default the first one's).
 
-    Pipeline (pp) is outermost, then data (dp), experts (ep), context (cp), and tensor (tp) innermost: tp neighbours have
-    neighbouring ranks, hence share a node.
+    Sites are outermost, each of consecutive ranks, then pipeline (pp), data (dp), experts (ep), context (cp), and tensor (tp)
+    innermost: tp neighbours have neighbouring ranks, hence share a node.
 
         pp=2 x dp=2 x tp=2      dp  tp 0  1          ranks 1 and 3 differ along dp only,
                         pp=0    0      0  1          ranks 0 to 3 along dp and tp
@@ -69,6 +70,11 @@ class Grid:
     def shares_layers(self) -> bool:
         """Whether a layer, its positions or its experts lie on several ranks."""
         return self.count(("ep", "cp", "tp")) > 1
+
+    @property
+    def n_sites(self) -> int:
+        """How many copies of the whole model train apart between their meetings."""
+        return self.lengths["site"]
 
     @property
     def n_places(self) -> int:

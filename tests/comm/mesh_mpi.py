@@ -15,17 +15,19 @@ from mpitrain.schedules.grid import AXES, REPLICAS
 
 def factorisations(n: int) -> list[tuple[int, ...]]:
     """Lengths of the axes."""
-    found = [lengths for lengths in product(range(1, n + 1), repeat=5) if math.prod(lengths) == n]
+    found = [lengths for lengths in product(range(1, n + 1), repeat=len(AXES)) if math.prod(lengths) == n]
     return found if n < 8 else found[::3]
 
 
-def test_tp_is_innermost_and_pp_outermost(comm: Any) -> None:
+def test_tp_is_innermost_and_sites_are_outermost(comm: Any) -> None:
     for lengths in factorisations(comm.size):
         mesh = Mesh(comm, **dict(zip(AXES, lengths)))
         place = tuple(mesh.coordinate(axis) for axis in AXES)
         assert np.ravel_multi_index(place, lengths) == comm.rank
         assert tuple(mesh.size(axis) for axis in AXES) == lengths
-        assert (mesh.place, mesh.n_places) == (place[1] * lengths[2] + place[2], lengths[1] * lengths[2])
+        site, _, dp, ep, *_ = place
+        n_sites, _, n_dp, n_ep, *_ = lengths
+        assert (mesh.place, mesh.n_places) == ((site * n_dp + dp) * n_ep + ep, n_sites * n_dp * n_ep)
         mesh.close()
 
 

@@ -25,6 +25,7 @@ from mpitrain.parallel.pipeline.nonfinite import is_finite, nonfinite_loss
 from mpitrain.parallel.pipeline.tallies import Tallies
 from mpitrain.placement.stages import Stage
 from mpitrain.registry import named
+from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 
@@ -33,12 +34,13 @@ if TYPE_CHECKING:
 
 Parts: TypeAlias = "np.ndarray[Any, Any] | LateLosses"
 
+
 class Pipeline:
     """The stage's forward and backward over the micro-batches of one step.
 
-    Each micro-batch's loss is a sum; its gradient starts from 1 / (the count over all ranks), so the exchange only ever adds,
-    and batches of uneven size stay exact. Terms that layers add to the loss (`autograd.batch_share`) are weighted by the rows of
-    a micro-batch over those of all ranks. The schedule names forwards (F) and backwards (B), or halves of them (B, W);
+    Each micro-batch's loss is a sum; its gradient starts from 1 / (the count over the ranks of a `site`, of how many), so the
+    exchange only ever adds, and batches of uneven size stay exact. Terms that layers add to the loss (`autograd.batch_share`)
+    are weighted by the rows of a micro-batch over those of the site. The schedule names forwards (F) and backwards (B), or halves of them (B, W);
     `neighbours` (None where the stage is the whole model) adds receives and sends.
 
     A loss that is not finite raises NumericsError, or, where the run `goes_on`, makes all gradients of the micro-batch NaN, which
@@ -47,7 +49,8 @@ class Pipeline:
 
     def __init__(self, stage: Stage, loss: Loss, channel: Channel, reducer: GradientReducer, feed: Feed, *, n_micro: int,
                  seed: int = 0, schedule: Schedule = one_f_one_b, after_forward: Callable[[int, int], None] | None = None,
-                 neighbours: Neighbours | None = None, counts: bool = True, span: SpanMaker = no_span, goes_on: bool = False):
+                 neighbours: Neighbours | None = None, counts: bool = True, span: SpanMaker = no_span, goes_on: bool = False,
+                 site: tuple[int, int] = (0, 1)):
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
         self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
         self.neighbours = neighbours
@@ -72,7 +75,8 @@ class Pipeline:
         self._late: list[Array] = []                        # Losses of this step that stay on the device.
         self._lost: set[int] = set()                        # Micro-batches whose loss is not finite.
         self._split = False                                 # Whether backward runs as two calls in this step.
-        self._local = np.zeros(n_micro + 3)                     # Terms of each micro-batch, rows, flags.
+        self._own, self._rows = share(*site, n_micro), n_micro + site[0]      # This site's micro-batches, and where its rows are:
+        self._local = np.zeros(n_micro + site[1] + 2)           # Terms of each micro-batch, rows of each site, flags.
         self._add = channel.prepare(self._local, "loss count")
         self._counting: Any = None
         self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # Other ranks wait for our rows.
@@ -86,7 +90,7 @@ class Pipeline:
         """
         counted = micro_batches if self.counts else ()
         self._local[:] = 0.0
-        self._local[-3:] = sum(len(m.x) for m in counted), *flags
+        self._local[self._rows], self._local[-2:] = sum(len(m.x) for m in counted), flags
         for m in counted:
             self._local[m.index] = terms(self.loss, self.feed.part(m.y))
         self._counting = self._add.start() if self.channel.size > 1 else None
@@ -224,21 +228,21 @@ class Pipeline:
         return Tensor(array, requires_grad=needs)
 
     def _total(self) -> float:
-        """The terms of the loss over all ranks, which may be a sum of weights: rounded once. Waits for them once."""
+        """The terms of the loss over all ranks of this site, which may be a sum of weights: rounded once. Waits for them once."""
         if self._counting is not None:
             began = time.perf_counter()
             with self.span("compute", "exchange of the count"):
                 self._counting.wait()
             self._counting = None
             self.waited_s += time.perf_counter() - began
-        self.count = math.fsum(self._local[:-3])
-        return self.count
+        self.count = math.fsum(self._local[:self.n_micro])
+        return self.count if self._own == (0, self.n_micro) else math.fsum(self._local[slice(*self._own)])
 
     def _share(self, action: Action) -> Any:
-        """The micro-batch's share of the rows of all ranks, times the scale of the loss, where there is one."""
+        """The micro-batch's share of the rows of its site, times the scale of the loss, where there is one."""
         self._total()
-        share = len(self._micro[action.micro].x) / max(float(self._local[-3]), 1.0)
-        return share if self.scale is None else self.scale(self.feed.device.xp.asarray(share, dtype="float32"))
+        part = len(self._micro[action.micro].x) / max(float(self._local[self._rows]), 1.0)
+        return part if self.scale is None else self.scale(self.feed.device.xp.asarray(part, dtype="float32"))
 
     def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:
         """The output of one chunk, of the last one the summed loss of the micro-batch.

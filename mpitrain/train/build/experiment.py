@@ -43,7 +43,7 @@ ELSEWHERE = keys(                                # These are compared by their e
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
     run="name out folder", model="init_from", data="workers", optimizer="offload_folder",
     train="metrics eval_every compare_every on_lost copy_every stop_before recompute graph cached_mb stall_s start_s stall",
-    mesh="pp dp ep cp tp schedule chunks stages plan sequence",
+    mesh="site pp dp ep cp tp schedule chunks stages plan sequence",
     comm="bucket_mb library device_buffers progress node_shared sharding",
     checkpoint="every keep best best_metric asynchronous on_error",
     stop="patience metric min_delta mode", average="evaluate",

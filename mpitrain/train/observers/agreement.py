@@ -21,6 +21,7 @@ from mpitrain.train.observers.observer import Observer, Watched
 LEAST = 100                          # steps between comparisons, where nobody says how many
 SHARE = 0.0025                       # of the time of these steps, at most, goes into a comparison
 OFTEN = ("parameters", "buffers")    # kinds of state that are compared between checkpoints too
+APART = (*OFTEN, "optimizer", "workers")      # kinds of which each site has its own
 NAMES = {"parameters": "the parameter", "buffers": "the buffer", "optimizer": "the optimizer's state",
          "data": "the transforms' statistics", "mask": "the mask", "rewind": "the value to go back to,",
          "average": "the averaged weight"}
@@ -30,6 +31,7 @@ class Agreement(Observer):
     """Compares the state of ranks `every` steps ("auto": rarely enough to cost next to nothing; 0: never), and all of it before
     each checkpoint and when the run is over. Raises DesyncError, on all ranks, where copies differ.
 
+    Sites have states of their own, which the ranks of each compare, until they have met at the end: `OFTEN` is equal then.
     Every rank has one. It should be the last observer, so that a change that another one makes is seen.
     """
 
@@ -37,7 +39,8 @@ class Agreement(Observer):
         self.state, self.channel, self.every = state, channel, every
         policy = state.policy
         self._answers = policy is None or not policy.per_node or policy.channel.node is None or policy.channel.node.rank == 0
-        self._copies: dict[tuple[Kept | Values, ...], Copies] = {}
+        self._site = state.mesh.coordinate("site") if state.mesh is not None and state.mesh.n_sites > 1 else None
+        self._copies: dict[tuple[bool, tuple[Kept | Values, ...]], Copies] = {}
         self._rates = array("d")                              # of the steps since the last comparison
         self._seconds, self._cost = 0.0, math.inf             # of these steps; of the fastest comparison
 
@@ -58,13 +61,13 @@ class Agreement(Observer):
         self._saved = step
 
     def finish(self, step: int) -> Mapping[str, Any]:
-        self._compare(step)
+        self._compare(step, met=True)
         return {}
 
-    def _compare(self, step: int, only: Sequence[str] = ()) -> None:
+    def _compare(self, step: int, only: Sequence[str] = (), *, met: bool = False) -> None:
         """Compares all kinds of state, or those alone."""
         began = time.perf_counter()
-        copies = self._copies_of(step, only)
+        copies = self._copies_of(step, only, met)
         wait, equal = copies.compare(self._rates, self._interval())
         if not equal:
             with guard.symmetric():
@@ -75,16 +78,20 @@ class Agreement(Observer):
         self._seconds = 0.0
         del self._rates[:]
 
-    def _copies_of(self, step: int, only: Sequence[str]) -> Copies:
+    def _copies_of(self, step: int, only: Sequence[str], met: bool) -> Copies:
         """The copies of the kinds of state that ranks have alike after `step`."""
         unlike = self.state.policy.unlike(step) if self.state.policy is not None else ()
         kinds = tuple(kind for kind in self.state.kept if (name := kind.prefix.partition("/")[0]) not in unlike
                       and (name in only or not only))
-        if kinds not in self._copies:
+        if (met, kinds) not in self._copies:
             def is_ours(kind: Kept | Values) -> bool:         # the ranks of a node may share parameters, but never buffers
                 return self._answers or not kind.prefix.startswith(("parameters", "optimizer/"))
-            self._copies[kinds] = Copies(kinds, self.channel, is_ours)
-        return self._copies[kinds]
+
+            def among(kind: Kept | Values) -> int | None:
+                name = kind.prefix.partition("/")[0]
+                return self._site if name in APART and not (met and name in OFTEN) else None
+            self._copies[met, kinds] = Copies(kinds, self.channel, is_ours, among)
+        return self._copies[met, kinds]
 
     def _interval(self) -> int:
         """The steps until the next comparison, if this rank is to say it."""
