@@ -18,6 +18,8 @@ GRAPHS: Registry[Any] = Registry("graph")
 PARTITIONS: Registry[Any] = Registry("partition")
 CORRECTIONS: Registry[Any] = Registry("correction")
 ACCOUNTANTS: Registry[Any] = Registry("accountant")
+for _graph in ("ring", "torus", "matching", "one_peer_exponential", "exponential", "complete", "random"):
+    GRAPHS.register_later(_graph, f"mpitrain.schedules.graphs:{_graph}")
 for _registry, _places in ((OUTER, {"average": "Average", "nesterov": "Nesterov", "slowmo": "SlowMo", "fedavgm": "FedAvgM",
                                     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad"}),):
     for _name, _class in _places.items():
