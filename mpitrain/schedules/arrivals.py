@@ -109,10 +109,21 @@ class Round:
 
 
 class Order(Protocol):
-    """Who is next: `started` is told of each turn that begins, `next` chooses among those that are `expected`."""
+    """Who is next: `started` is told of each turn that begins; `next` chooses one of those `expected`, which may still be under
+    way, or none yet. `landed` says whose results are there."""
 
     def started(self, turn: int) -> None: ...
-    def next(self, expected: Sequence[int]) -> int: ...
+    def next(self, expected: Sequence[int], landed: Callable[[int], bool]) -> int | None: ...
+
+
+class AsTheyCome:
+    """The order in which results are there; the lowest turn of several."""
+
+    def started(self, turn: int) -> None:
+        """Whoever started is expected."""
+
+    def next(self, expected: Sequence[int], landed: Callable[[int], bool]) -> int | None:
+        return next((turn for turn in sorted(expected) if landed(turn)), None)
 
 
 class Clock:
@@ -125,7 +136,7 @@ class Clock:
     def started(self, turn: int) -> None:
         self._ends[turn] = self.now + self.seconds[turn]
 
-    def next(self, expected: Sequence[int]) -> int:
+    def next(self, expected: Sequence[int], landed: Callable[[int], bool]) -> int | None:
         turn = min(expected, key=lambda one: (self._ends[one], one))
         self.now = max(self.now, self._ends[turn])
         return turn
@@ -140,22 +151,36 @@ class Tape:
     def started(self, turn: int) -> None:
         """The tape knows."""
 
-    def next(self, expected: Sequence[int]) -> int:
+    def next(self, expected: Sequence[int], landed: Callable[[int], bool]) -> int | None:
         if not self._left or self._left[0] not in expected:
             found = f"turn {self._left[0]}" if self._left else "no more turns"
             raise ScheduleError(f"the recorded order has {found} where one of {list(expected)} must arrive; it is of another run")
         return self._left.pop(0)
 
 
-def play(round: Round, order: Order, start: Callable[[int], None], take: Callable[[Arrival, bool], None]) -> list[Arrival]:
-    """Runs a round: `start(turn)` for each turn that begins, from the parameters as they are then; `take(arrival, new)` for each
-    result, the last of a version where `new`. Returns the arrivals."""
-    found = []
-    while not round.over:
-        while round.startable is not None:
-            turn = round.start()
-            start(turn)
-            order.started(turn)
-        found.append(round.arrive(order.next(round.expected)))
-        take(found[-1], round.is_new)
-    return found
+class Player:
+    """Runs a round, as far as results are there: `start(turn)` for each turn that begins, from the parameters as they are then,
+    and `take(arrival, new)` for each result that is applied, the last one of a version where `new`."""
+
+    def __init__(self, round: Round, order: Order, start: Callable[[int], None], take: Callable[[Arrival, bool], None]):
+        self.round, self.order, self._start, self._take = round, order, start, take
+        self.arrivals: list[Arrival] = []
+        self._next: int | None = None
+
+    def advance(self, landed: Callable[[int], bool] = lambda turn: True) -> bool:
+        """Goes on until the next result is not there; whether the round is over."""
+        round_ = self.round
+        while True:
+            while round_.startable is not None:
+                turn = round_.start()
+                self._start(turn)
+                self.order.started(turn)
+            if round_.over:
+                return True
+            if self._next is None:
+                self._next = self.order.next(round_.expected, landed)
+            if self._next is None or not landed(self._next):
+                return False
+            self.arrivals.append(round_.arrive(self._next))
+            self._next = None
+            self._take(self.arrivals[-1], round_.is_new)
