@@ -54,6 +54,7 @@ class Kept:
     """
 
     exact = True                                              # a checkpoint with other names under the prefix is refused
+    steady = True                                             # whether it has the same arrays after each step
 
     def __init__(self, prefix: str, placed: Callable[[], Iterable[Placed]], dtype: Any, *, of: str = "parameters",
                  among: Callable[[str], bool] | None = None, shape: StateShape | None = None,
@@ -80,8 +81,12 @@ class Kept:
         """The pieces that this rank writes."""
         for one in self.placed():
             if one.is_ours(mesh):
-                for view, start in one.boxes(asnumpy(one.array)):
-                    yield Piece(self.name(one.leaf), view, one.leaf.global_shape, start)
+                yield from self.boxes(one)
+
+    def boxes(self, one: Placed) -> Iterator[Piece]:
+        """The pieces of one of its arrays."""
+        for view, start in one.boxes(asnumpy(one.array)):
+            yield Piece(self.name(one.leaf), view, one.leaf.global_shape, start)
 
     def read(self, checkpoint: Checkpoint) -> None:
         for one in self.placed():
@@ -94,6 +99,8 @@ class Values:
 
     Unless it is `exact`, a checkpoint may have other names than `get` gives.
     """
+
+    steady = True
 
     def __init__(self, prefix: str, get: Callable[[], dict[str, Any]], put: Callable[[dict[str, Any]], None], *,
                  exact: bool = True):

@@ -6,6 +6,8 @@
                 optimizer/<kind>/<name>             as the parameters that the optimizer updates
     Values      optimizer/steps, data/<transform>   equal on all ranks
                 loss_scale/scale, good, left_out
+    Sometimes   outer/<state>/<name>                as the optimizer's, equal on all sites     (`parallel.levels`)
+    OfWorkers   workers/<k>/<kind>/<name>           of site k, as its own kind does
 
 Names depend on no rank, so a checkpoint of one layout is read by any other. A further kind is one more object in `State.kept`.
 """
@@ -63,6 +65,7 @@ class State:
                                     partial(_take_numbers, optimizer)))
         if policy is not None and policy.loss_scale is not None and optimizer is not None:
             self.kept.append(Values("loss_scale", policy.loss_scale.record, policy.loss_scale.restore, exact=False))
+        self.apart: list[Kept] = []                           # What sites have of their own instead of parameters and buffers.
         if transforms is not None:
             self.kept.append(Values("data", transforms.state_dict, transforms.load_state_dict, exact=False))
 
@@ -87,7 +90,7 @@ class State:
 
     def pieces(self) -> list[Piece]:
         """The pieces that this rank writes, on the host: the first rank writes a piece that several have."""
-        return [piece for kind in self.kept for piece in kind.pieces(self.mesh)]
+        return [piece for kind in (*self.kept, *self.apart) for piece in kind.pieces(self.mesh)]
 
     def held(self) -> dict[str, Piece]:
         """All that this rank has, by the pieces' names in part files: also what another rank writes."""
@@ -95,7 +98,7 @@ class State:
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """The shape of each array of a complete checkpoint."""
-        return {name: tuple(shape) for kind in self.kept for name, (shape, _) in kind.expected(self._shapes).items()}
+        return {name: tuple(shape) for kind in (*self.kept, *self.apart) for name, (shape, _) in kind.expected(self._shapes).items()}
 
     def refuse_nonfinite(self, step: int, so: str = LAST_STANDS) -> None:
         """Raises NumericsError where a parameter is NaN or Inf. `so` says what follows from that, and what to change."""
@@ -105,11 +108,14 @@ class State:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Copies a checkpoint's values in. Raises CheckpointError, before anything is touched, where names or shapes differ."""
+        self.refuse_other(checkpoint, [*self.kept, *self.apart])
         self._read(checkpoint, self.kept)
 
     def load_parameters(self, checkpoint: Checkpoint, is_new: Callable[[str], bool] | None = None) -> None:
         """The values of the parameters and buffers alone, to start another run from; see `to_start_from`."""
-        self._read(checkpoint, self.to_start_from(checkpoint, is_new))
+        kept = self.to_start_from(checkpoint, is_new)
+        self.refuse_other(checkpoint, kept)
+        self._read(checkpoint, kept)
 
     def to_start_from(self, checkpoint: Checkpoint, is_new: Callable[[str], bool] | None = None) -> list[Kept | Values]:
         """The parameters and buffers that a checkpoint must have for a run to start from it: all, but for parameters whose names
@@ -127,12 +133,13 @@ class State:
         expected: dict[str, Expected] = {}                    # keys are first words; any other name under one is another model's
         for kind in kept or (self.parameters, self.buffers):
             if kind.exact:
-                expected.setdefault(f"{kind.prefix.partition('/')[0]}/", {}).update(kind.expected(self._shapes))
+                expected.setdefault(first_word(kind.prefix), {})
+                for name, about in kind.expected(self._shapes).items():
+                    expected.setdefault(first_word(name), {})[name] = about
         for prefix, names in expected.items():
             checkpoint.check_names(names, prefix)
 
     def _read(self, checkpoint: Checkpoint, kept: Sequence[Kept | Values]) -> None:
-        self.refuse_other(checkpoint, kept)
         for kind in reversed(kept):
             kind.read(checkpoint)
         if self.policy is not None:
@@ -185,6 +192,11 @@ def _take_numbers(optimizer: Optimizer, found: dict[str, Any]) -> None:
     optimizer.steps = int(found["steps"])
     for name, array in optimizer.numbers.items():
         array[...] = found[name]
+
+
+def first_word(name: str) -> str:
+    """``optimizer/`` of ``optimizer/m/head.weight``."""
+    return f"{name.partition('/')[0]}/"
 
 
 def whole_shapes(model: Module) -> dict[str, tuple[int, ...]]:

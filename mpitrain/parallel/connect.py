@@ -113,10 +113,11 @@ class ParallelContext:
             return self.group.gather(output, -1, "outputs")
         return output
 
-    def start_alike(self, arrays: dict[str, Array]) -> None:
+    def start_alike(self, arrays: dict[str, Array], *, apart: bool = False) -> None:
         """Makes copies of a parameter start from the same bits; DesyncError where they cannot. It communicates.
 
-        `arrays` has this rank's part of the training state, by names that end with the parameter's.
+        `arrays` has this rank's part of the training state, by names that end with the parameter's; `apart`: sites have states
+        of their own.
         """
         leaves = dict((*self.stage.model.named_parameters(), *self.stage.model.named_buffers()))
 
@@ -129,8 +130,8 @@ class ParallelContext:
             broadcast_state(whole("ep"), self.replicas)
         if self.group is not None:
             broadcast_state(whole("tp"), self.group.channel.messages)
-        if self.sites is not None:
-            broadcast_state(arrays, self.sites)
+        if self.sites is not None and not apart:
+            broadcast_state({name: array for name, array in arrays.items() if not name.startswith("workers/")}, self.sites)
 
 
 def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> ParallelContext:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -48,6 +49,7 @@ class Trainer:
         self.folder: Path | None = None                          # the run folder, for observers
         self.saver: Saver | None = None
         self.stop = StopRequest()
+        self.weights: Callable[[], AbstractContextManager[None]] = nullcontext     # entered while a checkpoint is taken
         self.ahead: Callable[[Batches], Batches] | None = None   # Brings batches to a device before they are asked for.
         self.evaluated = True                                    # False while an evaluation is due
         self.judge = "loss", False                               # the metric of the best checkpoint, and whether more is better
@@ -282,9 +284,10 @@ class Trainer:
             began = time.perf_counter()
             for observer in self.observers:
                 observer.before_checkpoint(done)
-            saver.start(done, self.meta(done), at_once=at_once, since=began)
-            if at_once or not saver.asynchronous:
-                self._saved(saver.finish())
+            with self.weights():
+                saver.start(done, self.meta(done), at_once=at_once, since=began)
+                if at_once or not saver.asynchronous:
+                    self._saved(saver.finish())
 
     def meta(self, done: int) -> dict[str, Any]:
         """What a run that goes on after this step has to know besides the arrays."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
@@ -37,11 +37,13 @@ Evaluate = Callable[[bool], tuple[float, Array]]
 
 
 class Outcome(TypedDict):
-    """The outcome of a step: learning rate, global norm before clipping (None where nobody asked), seconds of waiting."""
+    """The outcome of a step: learning rate, global norm before clipping (None where nobody asked), seconds of waiting, and further
+    numbers for metrics.jsonl."""
 
     lr: float
     grad_norm: float | None
     comm_exposed_s: float
+    more: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class Policy(ABC):
         self.behind = 0                      # Steps by which the learning rate has been set back.
         self.began = 0                       # The step after which the optimizer began anew.
         self.masks: Any = None               # A `shrink.masks.Masks`, which each update ends with.
+        self.level: Any = None               # A `levels.level.Level`: how this site meets others.
         self.goes_on = setup.config.train.on_nan != "stop"
         self.loss_scale: Any = None          # A `loss_scale.LossScale`, where gradients are of a format that underflows.
         self.numbers: Any = None             # The numbers of the step, for the optimizer, where the scale decides.
@@ -203,6 +206,8 @@ class Policy(ABC):
         """To be called before the first forward of a step."""
         for parameter in self._thawing:
             parameter.requires_grad = self.step >= parameter.trained_from
+        if self.level is not None:
+            self.level.begin(self.step)
         self.reducer.begin()
 
     def finish(self, again: Evaluate | None = None) -> Outcome:
@@ -217,8 +222,11 @@ class Policy(ABC):
         if not self.is_updated:                               # A step added here belongs into `needs_all_gradients`, too.
             if self.tied is not None:
                 self.tied.add(gradients)
+            due = self.level is None or self.level.mix(gradients)
             norm, scale = self._norm_and_scale(gradients)
-            if not self.blamed and not self.optimizer.needs_closure:
+            if not due:
+                pass                                          # The first gradients are still on their way to other sites.
+            elif not self.blamed and not self.optimizer.needs_closure:
                 self.update(gradients, lr, scale)
             elif not self.blamed:
                 self.minimise(again, lr)
@@ -229,7 +237,10 @@ class Policy(ABC):
         else:
             self.statistics.apply()
         self.step += 1
-        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
+        if self.level is not None:
+            self.level.end(self.step, lr)
+        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s,
+                "more": {} if self.level is None else self.level.fields}
 
     def wait(self) -> None:
         """Waits for the norm of a step on a device that nobody has looked at. NumericsError where it was not finite."""
@@ -253,7 +264,8 @@ class Policy(ABC):
     def needs_all_gradients(self) -> bool:
         """Whether `finish` does more than update: anything that must see, or change, gradients before the first parameter
         changes. One copy per node updates bucket by bucket wherever this is False, and skips the rest. The same on all ranks."""
-        return bool(self.clip_norm) or self.want_norm or self.tied is not None or self.loss_scale is not None
+        return (bool(self.clip_norm) or self.want_norm or self.tied is not None or self.loss_scale is not None
+                or (self.level is not None and self.level.needs_gradients))
 
     def measured(self) -> Bytes:
         """Bytes of this rank's parameters, gradients and optimizer state, measured; of shared arrays, this rank's share."""

@@ -23,6 +23,7 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.saver import Saver
 from mpitrain.checkpoint.state import State
+from mpitrain.checkpoint.workers import refuse_apart
 from mpitrain.comm.job import guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
@@ -121,8 +122,14 @@ class Job:
         return found.step
 
     def _restore(self, found: Checkpoint) -> None:
-        self.state.restore(found)
-        self.context.start_alike(self.state.arrays())
+        if self.policy.level is None:
+            refuse_apart(found)
+            self.state.restore(found)
+            self.context.start_alike(self.state.arrays())
+        else:
+            from mpitrain.train.build.levels import restore
+            restore(self.policy.level, self.state, found)
+            self.context.start_alike(self.state.arrays(), apart=True)
         rate, kept = self.trainer.update.rate, found.meta.get("rate")
         if isinstance(rate, Adaptive) and kept is not None:
             self._restored("its learning rate", rate.restore, kept, found)
@@ -262,6 +269,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
+    if mesh.n_sites > 1:
+        from mpitrain.train.build.levels import add_level
+        add_level(config, trainer, state, policy, model)
     if config.average.kind != "none":
         from mpitrain.train.observers.averaging import Averaging
         averaging = Averaging(config.average, policy, state)

@@ -79,6 +79,10 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     if config.average.kind != "none":
         from mpitrain.train.observers.averaging import refuse_average
         refuse_average(config, t.steps or t.epochs * sampler.steps_per_epoch)
+    if grid.n_sites > 1 or config.sync.levels:
+        from mpitrain.parallel.levels.plan import plan
+        per_epoch = sampler.steps_per_epoch
+        plan(config, grid, model, t.steps or t.epochs * per_epoch, per_epoch, tried.title if tried.needs_closure else "")
     return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "")
 
 

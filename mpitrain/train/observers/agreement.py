@@ -81,7 +81,7 @@ class Agreement(Observer):
     def _copies_of(self, step: int, only: Sequence[str], met: bool) -> Copies:
         """The copies of the kinds of state that ranks have alike after `step`."""
         unlike = self.state.policy.unlike(step) if self.state.policy is not None else ()
-        kinds = tuple(kind for kind in self.state.kept if (name := kind.prefix.partition("/")[0]) not in unlike
+        kinds = tuple(kind for kind in self.state.kept if kind.steady and (name := kind.prefix.partition("/")[0]) not in unlike
                       and (name in only or not only))
         if (met, kinds) not in self._copies:
             def is_ours(kind: Kept | Values) -> bool:         # the ranks of a node may share parameters, but never buffers

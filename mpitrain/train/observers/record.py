@@ -43,6 +43,7 @@ class Lines(Rates):
         line |= fields.told
         if fields.skipped:
             line["skipped"] = fields.skipped
+        line |= fields.more
         self.write(step, "train", line)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:

@@ -1,0 +1,98 @@
+"""Gradients of sites, added up in each step: the mean over sites, of this step or of one some steps ago.
+
+With a delay of s steps the sum of step t is applied in step t + s, on all sites alike, and travels meanwhile: stale-synchronous
+(Ho et al., 2013) with a fixed staleness, so a run has the same bits each time. The first s steps update nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from mpitrain.backend import Array
+from mpitrain.parallel.levels.fragments import Fragment
+from mpitrain.parallel.levels.level import Level
+
+if TYPE_CHECKING:
+    from mpitrain.comm.messages.channel import Channel
+    from mpitrain.comm.work import Work
+    from mpitrain.parallel.policies.policy import Policy
+
+
+class GradientMean:
+    """The mean over the ranks of `channel` of the gradients that they have, `delay` steps ago."""
+
+    def __init__(self, channel: Channel, storage: Any, delay: int = 0):
+        self.channel, self.storage, self.delay = channel, storage, delay
+        trained = [s for s in storage.segments if s.parameter.trained_from != float("inf")]
+        self._free = [Fragment(0, trained, storage) for _ in range(delay + 1)]
+        self.late: deque[tuple[Work | None, Fragment]] = deque()       # The oldest first; None: the sum is there.
+        self.waited_s = 0.0
+
+    def __call__(self, gradients: Any) -> bool:
+        """Replaces `gradients`, in the layout of the storage, by the mean of `delay` steps ago; False where there is none yet."""
+        now = self._free.pop()
+        now.pack(gradients)
+        self.late.append((self.channel.start_allreduce(now.message, "gradients of sites"), now))
+        if len(self.late) <= self.delay:
+            return False
+        work, found = self.late.popleft()
+        began = perf_counter()
+        if work is not None:
+            work.wait()
+        self.waited_s = perf_counter() - began
+        found.message *= found.message.dtype.type(1.0 / self.channel.size)
+        found.unpack(gradients)
+        self._free.append(found)
+        return True
+
+    def wait(self) -> None:
+        """Waits for all sums."""
+        for i, (work, fragment) in enumerate(self.late):
+            if work is not None:
+                work.wait()
+            self.late[i] = None, fragment
+
+    def expect(self, count: int) -> None:
+        """Makes room for `count` sums of a checkpoint."""
+        self.late.extend((None, self._free.pop()) for _ in range(count))
+
+
+class SiteGradients(Level):
+    """Sites whose parameters stay equal: what they add up is each step's gradient."""
+
+    needs_gradients = True
+
+    def __init__(self, policy: Policy, delay: int = 0):
+        super().__init__(policy)
+        self.mean = GradientMean(self.channel, policy.storage, delay)
+        self._kept: dict[str, Array] = {}
+        policy.began = delay                                  # The first update is the optimizer's first step.
+
+    def mix(self, gradients: Any) -> bool:
+        return self.mean(gradients)
+
+    def end(self, step: int, lr: float) -> None:
+        self.meet_running()
+        self.fields = {"sync_exposed_s": self.mean.waited_s}
+
+    def wait(self) -> None:
+        self.mean.wait()
+        for k, (_, fragment) in enumerate(self.mean.late):
+            fragment.unpack(self._kept.setdefault(f"gradients{k}", self.storage.new_flat()))
+
+    def states(self) -> Mapping[str, Array]:
+        return {f"gradients{k}": self._kept.setdefault(f"gradients{k}", self.storage.new_flat())
+                for k in range(len(self.mean.late))}
+
+    def passing(self) -> Sequence[str]:
+        return [f"gradients{k}" for k in range(self.mean.delay)]
+
+    def resume(self, step: int) -> None:
+        self.mean.expect(min(step, self.mean.delay))
+
+    def restored(self) -> None:
+        for k, (_, fragment) in enumerate(self.mean.late):
+            fragment.pack(self._kept[f"gradients{k}"])

@@ -1,0 +1,158 @@
+"""A level above the steps of a site: what `Policy` asks it in each step, and what sites have in common.
+
+    policy.begin       level.begin(step)              before the first forward
+    policy.finish      level.mix(gradients)           the site's sum is there, its norm is not
+                       level.end(step, lr)            the update is done
+
+A site is a group of ranks that train one model (mesh.site). Between meetings sites have parameters, running statistics and
+optimizer states of their own. What is evaluated, and what a checkpoint calls the run's parameters, is the mean of the sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpitrain.backend import Array, array_module, asnumpy
+from mpitrain.nn import running_layers
+
+if TYPE_CHECKING:
+    from mpitrain.nn.parameter import Buffer
+    from mpitrain.parallel.policies.policy import Policy
+
+
+class Level:
+    """All ranks make one alike, with an open policy; methods that communicate are called alike by all."""
+
+    needs_gradients = False                                   # Whether `mix` must see all gradients before the first update.
+
+    def __init__(self, policy: Policy):
+        self.policy, self.storage = policy, policy.storage
+        self.channel = policy.mesh.channel("site", "levels")
+        self.n_sites, self.site = self.channel.size, self.channel.rank
+        self.apart = False                                    # Whether parameters differ between sites now; the same on all.
+        self.fields: dict[str, float] = {}                    # Of the last meeting, for metrics.jsonl.
+        self.notes: list[str] = []
+        self.other: Any = None                                # The mean of the sites, and while that is in use this site's own.
+        self._running: list[Buffer] = [b for chunk in policy.stage.chunks for layer in running_layers(chunk) for b in layer.buffers]
+        self.other_running: np.ndarray[Any, Any] | None = None
+        self.apart_kinds: list[Any] = []                      # What a checkpoint has of `other`, where sites are apart.
+
+    def begin(self, step: int) -> None:
+        """Before the first forward of the step after `step` updates."""
+
+    def mix(self, gradients: Any) -> bool:
+        """Changes the gradients of `storage`, in place; whether parameters are to be updated by them."""
+        return True
+
+    def end(self, step: int, lr: float) -> None:
+        """After update number `step`, whose learning rate was `lr`. It communicates."""
+
+    def wait(self) -> None:
+        """Waits for what is on its way, so that `states` can be saved."""
+
+    def states(self) -> Mapping[str, Array]:
+        """Arrays in the layout of `storage` that are equal on all sites, by name: ``outer/<name>/<parameter>`` of a checkpoint."""
+        return {}
+
+    def own_states(self) -> Mapping[str, Array]:
+        """Such arrays that each site has of its own: ``workers/<site>/<name>/<parameter>``."""
+        return {}
+
+    def passing(self) -> Sequence[str]:
+        """The names of those of `states` that are not there after each step."""
+        return ()
+
+    def has(self, name: str, parameter: str) -> bool:
+        """Whether a state has a part for a parameter now."""
+        return True
+
+    def resume(self, step: int) -> None:
+        """A checkpoint of that step is about to be read: `states` and `apart` are as they were after it."""
+
+    def restored(self) -> None:
+        """Its values have been read into `states` and `own_states`."""
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of this rank's states, and of what is on its way."""
+        return sum(array.nbytes for array in (*self.states().values(), *self.own_states().values()))
+
+    # -- the mean of the sites -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The model computes with the mean of the sites inside, and with its own parameters, to the bit, afterwards. It
+        communicates."""
+        if not self.apart:
+            yield
+            return
+        self.take_mean()
+        self.exchange()
+        yield                                                 # An error inside ends the run.
+        self.exchange()
+
+    def finish(self) -> None:
+        """The run is over: the mean of the sites is its result. It communicates."""
+        if self.apart:
+            self.take_mean()
+            self.exchange()
+            self.apart = False
+
+    def take_mean(self) -> None:
+        """Puts the mean of the sites into `other`. It communicates."""
+        if self.other is None:
+            self.other = self.storage.new_flat()
+        for s in self.storage.segments:
+            self.other[s.start:s.stop] = self.storage.values[s.start:s.stop]
+        self.mean_of(self.other)
+        if self._running:
+            self.other_running = self.flat_running()
+            self.mean_of(self.other_running)
+
+    def mean_of(self, flat: Array) -> None:
+        """Replaces an array that each site has by the mean over the sites."""
+        self.channel.allreduce(flat, name="mean of the sites")
+        flat *= flat.dtype.type(1.0 / self.n_sites)
+
+    def flat_running(self) -> np.ndarray[Any, Any]:
+        """The running statistics of this site as float64."""
+        return np.concatenate([asnumpy(b.array).reshape(-1).astype(np.float64) for b in self._running])
+
+    def put_running(self, flat: np.ndarray[Any, Any]) -> None:
+        """Writes running statistics."""
+        start = 0
+        for b in self._running:
+            b.array[...] = array_module(b.array).asarray(flat[start:start + b.size].reshape(b.shape), dtype=b.array.dtype)
+            b.mark_changed()
+            start += b.size
+
+    def meet_running(self) -> None:
+        """The running statistics of all sites become their mean. It communicates."""
+        if self._running:
+            flat = self.flat_running()
+            self.mean_of(flat)
+            self.put_running(flat)
+
+    @property
+    def running(self) -> Sequence[Buffer]:
+        """The buffers that sites have of their own."""
+        return self._running
+
+    def exchange(self) -> None:
+        """Swaps `other` and the parameters, and running statistics likewise. It communicates."""
+        policy = self.policy
+        policy.settle()                                       # Nobody writes before all have read.
+        for s in policy.own():
+            values = self.storage.values[s.start:s.stop]
+            before = values.copy()
+            values[...] = self.other[s.start:s.stop]
+            self.other[s.start:s.stop] = before
+        policy.publish()
+        if self.other_running is not None:
+            own = self.flat_running()
+            self.put_running(self.other_running)
+            self.other_running = own
