@@ -44,7 +44,7 @@ def rounds(count: int, repeats: int) -> None:
     ring = Channel(world.comm.Dup(), "ring", algorithm="ring")
     for name in GRAPHS:
         method = "push-sum" if name == "random" else "d-psgd"
-        made = Gossip(ring, check_graph(getattr(graphs, name), n, method=method, name=name), count, "float32", method)
+        made = Gossip(ring, check_graph(getattr(graphs, name), n, method=method, name=name), count, "float32")
         values = np.random.default_rng(rank).normal(size=count).astype(np.float32)
         expected, weights = everyone(ring, values), np.ones(n)
         theirs, took, sent = values.copy(), [], []
@@ -53,8 +53,8 @@ def rounds(count: int, repeats: int) -> None:
         for index in range(repeats):
             w = matrix(made.graph.edges(index), n)
             expected, weights = w @ expected, w @ weights
-            sent.append(made.sent_bytes)
             took.append(slowest(ring, partial(once, made, values)))
+            sent.append(made.most_bytes)
             theirs[...] = values
             baseline.append(slowest(ring, summed.run))
         error = np.abs(values - (expected / weights[:, None])[rank]).max()

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from numbers import Rational
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from mpitrain.schedules.steps import ScheduleError
 from mpitrain.schedules.values import Memory, Run, Symbols
 
 Method: TypeAlias = Literal["d-psgd", "push-sum"]
+METHODS = get_args(Method)
 MOST_ROUNDS = 64               # A graph that says no period is asked for twice as many rounds, and has to repeat in these.
 MOST_SAID = 1024               # The longest period that a graph may say.
 LEAST_GAP = 1e-9               # Of the product over a period; with less, rounding is as large as what a round brings together.
@@ -35,6 +36,7 @@ class Proved(NamedTuple):
     name: str
     n: int
     rounds: tuple[tuple[Edge, ...], ...]
+    method: Method
     doubly: bool
     gap: float
     exact: bool
@@ -87,7 +89,7 @@ def check_graph(graph: Callable[..., Any], n: int, period: int | None = None, *,
     if n > 1 and gap < LEAST_GAP:
         raise ScheduleError(f'graph "{name}" on {n} workers: they never agree (the spectral gap is 0): workers must '
                             "keep a share of what they have, or average more often")
-    return Proved(name, n, rounds, doubly, gap, exact)
+    return Proved(name, n, rounds, method, doubly, gap, exact)
 
 
 def matrix(edges: Iterable[Edge], n: int) -> np.ndarray[Any, np.dtype[np.float64]]:

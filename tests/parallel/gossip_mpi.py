@@ -24,7 +24,7 @@ def channel(comm):
 
 def gossip(channel, name, elements, dtype="float64", method="d-psgd"):
     proved = check_graph(getattr(graphs, name), channel.size, method=method, name=name)
-    return Gossip(channel, proved, elements, dtype, method)
+    return Gossip(channel, proved, elements, dtype)
 
 
 def once(made, values):

@@ -11,12 +11,13 @@ messages are under way while it computes its gradient at the same place, which c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpitrain.schedules.graph_check import Method, Proved
+from mpitrain.schedules.graph_check import Proved
 from mpitrain.schedules.graphs import arrivals, exchange, kept
 
 if TYPE_CHECKING:
@@ -31,12 +32,12 @@ class Gossip:
     `round` counts the rounds done, and `weight` is the scalar of push-sum: a run that goes on has to know both.
     """
 
-    def __init__(self, channel: Channel, graph: Proved, elements: int, dtype: Any, method: Method = "d-psgd"):
+    def __init__(self, channel: Channel, graph: Proved, elements: int, dtype: Any):
         assert graph.n == channel.size, f"a graph of {graph.n} workers on {channel.size}"
-        self.channel, self.graph, self.elements, self.method = channel, graph, elements, method
+        self.channel, self.graph, self.elements = channel, graph, elements
         self.round, self.weight = 0, 1.0
         dtype = np.dtype(str(dtype))
-        self._tail = 8 // dtype.itemsize if method == "push-sum" else 0       # The scalar, a float64 behind the parameters.
+        self._tail = 8 // dtype.itemsize if graph.method == "push-sum" else 0       # The scalar, a float64 behind the parameters.
         self._parts = np.zeros((1 + graph.slots, elements + self._tail), dtype)
         self._rounds: list[Collective] = []
         self._work: Work | None = None
@@ -56,9 +57,10 @@ class Gossip:
         return int(self._parts.nbytes)
 
     @property
-    def sent_bytes(self) -> int:
-        """The bytes that this worker sends in the round that comes next."""
-        return int(self._parts[0].nbytes) * sum(edge.source == self.channel.rank for edge in self.graph.edges(self.round))
+    def most_bytes(self) -> int:
+        """The bytes that the worker sent, in the last round, that sent most of all."""
+        sent = Counter(edge.source for edge in self.graph.edges(self.round - 1))
+        return int(self._parts[0].nbytes) * max(sent.values(), default=0)
 
     def start(self) -> None:
         """Sends `outgoing` to this round's neighbours."""
