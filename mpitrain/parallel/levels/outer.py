@@ -67,6 +67,8 @@ class Rounds(NamedTuple):
 class Outer(Level):
     """The meetings of the sites by an outer rule. `fragment_of` gives the number of each parameter's fragment, by name."""
 
+    trains_apart = True
+
     def __init__(self, policy: Policy, rounds: Rounds, rule: OuterRule, fragment_of: Mapping[str, int], alpha: float = 1.0):
         super().__init__(policy)
         self.rounds, self.rule, self.alpha = rounds, rule, alpha

@@ -10,8 +10,12 @@ from mpitrain.config import Config
 from mpitrain.config.levels import Level as Table
 from mpitrain.config.levels import levels_of
 from mpitrain.config.messages import toml
+from mpitrain.config.topology import GRAPHS
+from mpitrain.errors import nearest
 from mpitrain.optim.outer import OuterRule, make_outer
 from mpitrain.parallel.levels.outer import Rounds
+from mpitrain.registry import named
+from mpitrain.schedules.graph_check import METHODS, Proved, check_graph
 from mpitrain.schedules.grid import Grid
 
 if TYPE_CHECKING:
@@ -28,7 +32,8 @@ class Planned:
 
     table: Table
     rounds: Rounds
-    rule: OuterRule | None                       # None: gradients are added up, in each step
+    rule: OuterRule | None                       # None: gradients are added up, in each step, or there is a graph
+    graph: Proved | None = None                  # of the sites that meet
 
 
 def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch: int, closure: str = "") -> Planned | None:
@@ -53,8 +58,10 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
                            ("mesh.site",))
     every = table.every if isinstance(table.every, int) else int(table.every.split()[0]) * steps_per_epoch
     rounds = Rounds(every, table.after, table.fragments, table.delay)
-    for message in (*_of_gradients(table), *_times(table, rounds, steps), *_fragments(table, rounds, model)):
+    for message in (*_of_gradients(table), *_of_graph(table), *_times(table, rounds, steps), *_fragments(table, rounds, model)):
         raise config.wrong(message, ("sync.levels",))
+    if table.graph:
+        return Planned(table, rounds, None, prove(config, table, grid.n_sites))
     if table.what == "gradients":
         return Planned(table, rounds, None)
     rule = make_outer(table.outer, table.lr, table.arguments, config.folder)
@@ -97,6 +104,30 @@ def refused(config: Config, closure: str = "") -> Iterator[tuple[str, str]]:
         yield f"workers.count = {config.workers.count}, a federation of its own", "set it to 0"
     if closure:
         yield f"{closure}, which asks for the loss of all ranks several times in a step", "use another optimizer.name"
+
+
+def _of_graph(table: Table) -> Iterator[str]:
+    if not table.graph:
+        return
+    for key, default in (("outer", "average"), ("lr", 1.0), ("fragments", 1), ("delay", 0), ("alpha", 1.0), ("compress", "")):
+        if (found := getattr(table, key)) != default:
+            yield (f"[[sync]] graph = {toml(table.graph)} averages parameters of neighbours by the weights of the graph, found {key} = "
+                   f"{toml(found)}; leave it out")
+    if unknown := sorted(table.arguments.keys() - {"method", "period"}):
+        yield (f"[[sync]] with a graph has no key {unknown[0]}{nearest(unknown[0], ('method', 'period'))}; there are method and "
+               "period beside those of every level")
+    if (method := table.arguments.get("method", "d-psgd")) not in METHODS:
+        yield f'sync.method must be "d-psgd" or "push-sum", found {toml(method)}'
+
+
+def prove(config: Config, table: Table, n_sites: int) -> Proved:
+    """The graph of a level. ConfigError where it is wrong on so many sites."""
+    graph = GRAPHS.resolve(table.graph, config.folder)
+    if not callable(graph):
+        raise config.wrong(f"sync.graph = {toml(table.graph)} must be a function of (round, n) that yields (from, to, weight), found "
+                           f"{named(graph)}", ("sync.levels",))
+    return check_graph(graph, n_sites, table.arguments.get("period"), method=table.arguments.get("method", "d-psgd"),
+                       name=table.graph)
 
 
 def _of_gradients(table: Table) -> Iterator[str]:

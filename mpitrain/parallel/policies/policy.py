@@ -228,7 +228,7 @@ class Policy(ABC):
             if not due:
                 pass                                          # The first gradients are still on their way to other sites.
             elif not self.blamed and not self.optimizer.needs_closure:
-                self.update(gradients, lr, scale)
+                self.update(gradients, lr if self.level is None else lr * self.level.rate_factor, scale)
             elif not self.blamed:
                 self.minimise(again, lr)
         self.optimizer.steps = self.step + 1 - self.began

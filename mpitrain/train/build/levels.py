@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.checkpoint.kinds import Kept, Placed
+from mpitrain.checkpoint.kinds import Kept, Placed, Values
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.state import State
 from mpitrain.checkpoint.workers import OfWorkers, Sometimes, sites_of
@@ -55,6 +55,9 @@ def add_level(config: Config, trainer: Trainer, state: State, policy: Policy, mo
 
 def make_level(planned: Planned, policy: Policy, model: Module) -> Level:
     """The level that was planned."""
+    if planned.graph is not None:
+        from mpitrain.parallel.levels.neighbours import Neighbours
+        return Neighbours(policy, planned.graph, every=planned.rounds.every, after=planned.rounds.after)
     if planned.rule is None:
         return SiteGradients(policy, planned.rounds.delay)
     return Outer(policy, planned.rounds, planned.rule, fragments_of(trained(model), planned.rounds.fragments),
@@ -64,6 +67,11 @@ def make_level(planned: Planned, policy: Policy, model: Module) -> Level:
 def said(planned: Planned, level: Level) -> str:
     """What travels between sites, and what memory that takes, in one line."""
     table, rounds, mb = planned.table, planned.rounds, level.nbytes / 2**20
+    if planned.graph is not None:
+        after = f", after {rounds.after} steps that add up gradients" if rounds.after else ""
+        often = "in each step" if rounds.every == 1 else f"every {rounds.every} steps"
+        return (f"{level.n_sites} sites meet their neighbours {often}{after}, by {planned.graph.method}; {planned.graph}; {mb:.1f} MiB "
+                "a rank for what is under way")
     if planned.rule is None:
         late = f", {rounds.delay} steps late" if rounds.delay else ""
         return f"{level.n_sites} sites add up their gradients in each step{late}; {mb:.1f} MiB a rank for what is under way"
@@ -94,7 +102,7 @@ def add_kinds(state: State, policy: Policy, level: Level, model: Module) -> None
                               among=partial(lambda name, parameter: name in level.states() and level.has(name, parameter), name)))
     for name in level.own_states():
         kept.append(OfWorkers(name, partial(lambda name: placed(level.own_states()[name]), name), storage.dtype, mesh))
-    if isinstance(level, Outer):
+    if level.trains_apart:
         kept += [OfWorkers(kind.prefix, kind.placed, kind.dtype, mesh, first=1, among=kind.among, shape=kind.shape)
                  for kind in state.kept if isinstance(kind, Kept) and kind.prefix.startswith("optimizer/")]
         level.apart_kinds = [OfWorkers("parameters", lambda: placed(level.other), storage.dtype, mesh, there=lambda: level.apart)]
@@ -102,6 +110,8 @@ def add_kinds(state: State, policy: Policy, level: Level, model: Module) -> None
         if running:
             level.apart_kinds.append(OfWorkers("buffers", lambda: _running(level), np.float64, mesh, of="buffers",
                                                among=running.__contains__, there=lambda: level.apart))
+    if level.numbers():
+        kept.append(Values("sites", level.numbers, level.take_numbers))
     state.kept[:0] = kept                                     # Read last: what a site has of its own is read over the others'.
     state.apart = level.apart_kinds
 
