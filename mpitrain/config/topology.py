@@ -22,6 +22,7 @@ for _registry, _places in ((OUTER, {"average": "Average", "nesterov": "Nesterov"
                                     "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad"}),):
     for _name, _class in _places.items():
         _registry.register_later(_name, f"mpitrain.optim.outer:{_class}")
+ACCOUNTANTS.register_later("rdp", "mpitrain.privacy.accountant:RenyiAccountant")
 
 
 @dataclass(frozen=True)
