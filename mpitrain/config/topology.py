@@ -23,6 +23,11 @@ for _registry, _places in ((OUTER, {"average": "Average", "nesterov": "Nesterov"
     for _name, _class in _places.items():
         _registry.register_later(_name, f"mpitrain.optim.outer:{_class}")
 ACCOUNTANTS.register_later("rdp", "mpitrain.privacy.accountant:RenyiAccountant")
+for _name, _class in (("iid", "Iid"), ("shards", "Shards"), ("dirichlet", "Dirichlet"), ("sizes", "Sizes"),
+                      ("column", "ByColumn")):
+    PARTITIONS.register_later(_name, f"mpitrain.data.partitions:{_class}")
+for _name, _class in (("prox", "corrections:Prox"), ("scaffold", "scaffold:Scaffold")):
+    CORRECTIONS.register_later(_name, f"mpitrain.parallel.workers.{_class}")
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,7 @@ class WorkersConfig:
     rows: str = "iid"                        # one of PARTITIONS, "dirichlet:0.1"; or the user's own, "file.py:name"
     each_round: int | str = 0                # clients drawn for a round, or "poisson:0.1"; 0: all
     drop: float = 0.0                        # share of those that do not answer
+    weights: Literal["rows", "equal"] = "rows"       # what a client's change counts in the mean: as many rows as it has, or 1
     correct: str = ""                        # one of CORRECTIONS, "prox:0.1"; or the user's own, "file.py:name"
 
 

@@ -89,7 +89,7 @@ def lists(config: Config) -> Iterator[Refusal]:
     if isinstance(t.recompute, int) and t.recompute < 0:
         yield (f"train.recompute must be true, false, a number of blocks, 0 or more, or names of blocks, found {t.recompute}",
                ("train.recompute",))
-    if t.micro_batches > t.batch_size:
+    if t.micro_batches > t.batch_size and not config.workers.count:
         yield (f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size",
                ("train.micro_batches", "train.batch_size"))
 
@@ -125,6 +125,9 @@ def one_thread(config: Config) -> Iterator[Refusal]:
     if t.reproducible == "layout" and t.threads > 1:
         yield (f"{LAYOUT} needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1",
                ("train.reproducible", "train.threads"))
+    if config.workers.count and t.threads > 1:
+        yield (f"[workers] needs one BLAS thread a rank, so that a worker has the same bits wherever it is, found train.threads = "
+               f"{t.threads}; set it to 0 or 1", ("workers.count", "train.threads"))
     if t.precision == "bfloat16" and t.device != "gpu" and t.threads > 1:
         yield (f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
                "and start a rank per core", ("train.precision", "train.threads"))

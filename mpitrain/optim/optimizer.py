@@ -59,6 +59,7 @@ class Optimizer:
     needs_closure = False                         # True: `step` asks for the loss and the gradient several times (L-BFGS).
     averages: Sequence[str] = ()                  # The states that are weights themselves, means of them: pruned where these are.
     condensed = False                             # True: states have shapes of their own, `state_shape`, by whole parameters.
+    prefix = "optimizer"                          # of its states in checkpoints
     kernel: Kernel | None = None                  # The kernel takes values, gradients, all of the state, and `scalars`.
     by_step: Sequence[tuple[int, int, float]] = ()     # The scalars that depend on the step: (which, `kernels.RATE` ..., beta).
 

@@ -80,7 +80,12 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     written, config = config, with_sizes(config, inputs)
     made = describe_run(config, inputs.tokens, inputs)
     model = made.model
-    valid = validate(config, grid, model, made.optimizer, made.rate, inputs.train_rows)
+    rows: Any = inputs.train_rows
+    if config.workers.count:
+        from mpitrain.train.build.federation import Federation  # few runs are federations
+        federation = Federation(config, inputs)
+        rows, config = federation.rounds, federation.as_rounds
+    valid = validate(config, grid, model, made.optimizer, made.rate, rows)
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
     n_parameters, worked = model.count_parameters(), work_line(model, inputs)
     placed = place(model, grid, m, config.train, config.comm)
@@ -102,7 +107,10 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if buffers:
         yield from table(("buffer", "shape"), buffers)
     yield from never_thawed(config, config.train.steps or config.train.epochs * valid.sampler.steps_per_epoch)
-    yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
+    if config.workers.count:
+        yield from federation.lines()
+    else:
+        yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
     stages = [placed.at_stage(index) for index in range(pp)]
     if pp > 1:
         yield from stage_lines([p.stage for p in stages])

@@ -197,8 +197,8 @@ class Trainer:
             if self.saver is not None and self.bad_steps.go_back is not None:
                 self._saved(self.saver.finish())                 # the state to go back to may still be on its way to the disk
             self.bad_steps.leave_out(self.folder, done, self.pipeline.blamed, self.update.blamed, self.tell)
-        if self.bad_steps.skipped:
-            result = result._replace(skipped=self.bad_steps.skipped)
+        told = self.pipeline.tallies.told(result.tally, result.grad_norm)
+        result = result._replace(skipped=self.bad_steps.skipped, told=told)
         self._check(result, done)
         seconds = time.perf_counter() - began
         try:

@@ -22,6 +22,9 @@ AUTO = "auto"
 
 def find_policy(config: Config) -> type[Policy]:
     """The policy that `comm.sharding` names, ours or a user's own. ConfigError for anything else."""
+    if config.workers.count:
+        from mpitrain.parallel.workers.policy import Federated
+        return Federated
     found: Any = POLICIES.resolve(config.comm.sharding, config.folder)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(f'comm.sharding = "{config.comm.sharding}" must be a subclass of '

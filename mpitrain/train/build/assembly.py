@@ -181,8 +181,13 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     before the first exchange of gradients and before anything is written. The function is longer than a screen because its order
     is the composition rule, and a reader should see it in one piece.
     """
+    federation: Any = None
+    if config.workers.count:
+        from mpitrain.train.build.federation import Federation
+        federation = Federation(config, inputs)
+        config = federation.as_rounds
     m, t, comm = config.mesh, config.train, config.comm
-    valid = validate(config, mesh, model, optimizer, rate, inputs.train_rows)
+    valid = validate(config, mesh, model, optimizer, rate, federation.rounds if federation else inputs.train_rows)
     n_micro, sampler = valid.n_micro, valid.sampler
     anywhere = t.reproducible == "layout"
     if anywhere:
@@ -217,12 +222,15 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     sampled = try_samples(inference, loss, inputs, placement, context.output_shape, control)
     n_classes, ignore, tried, _ = sampled
 
-    if config.optimizer.offload == "none":
+    if federation:
+        stepper = federation.open(policy, optimizer(policy.storage), control)
+    elif config.optimizer.offload == "none":
         stepper = optimizer(policy.storage)
     else:
         from mpitrain.train.build.offload import files_folder, offloaded
         stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
+    state.kept += federation.kept() if federation else []
     synchronise_batch_norm(stage.model, context.replicas)
     context.start_alike(state.arrays())
     policy.refresh()
@@ -230,13 +238,14 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
 
     first, last = placement.own_micro_batches
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
+    new_loader, new_pipeline = (federation.loader, federation.pipeline) if federation else (Loader, Pipeline)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     rows = inputs.as_stored() if device.name == "gpu" and placement.part is None else inputs
-    loader = Loader(rows.training, sampler, n_micro, first, last, transforms=rows.transforms, augment=rows.augment,
+    loader = new_loader(rows.training, sampler, n_micro, first, last, transforms=rows.transforms, augment=rows.augment,
                     n_classes=n_classes, ignore=ignore, dtype=policy.layout.dtype, tasks=inputs.tasks,
                     workers=config.data.workers, span=timeline.span)
     mesh.progress.landed = timeline.look
-    pipeline = Pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
+    pipeline = new_pipeline(stage, loss, control, reducer, feed, n_micro=n_micro, seed=config.run.seed, schedule=valid.schedule,
                         after_forward=policy.statistics.after_forward, neighbours=context.neighbours, counts=context.counts,
                         span=timeline.span, goes_on=policy.goes_on)
     pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
@@ -262,7 +271,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if config.shrink.prune:
         from mpitrain.train.observers.pruning import Pruning
         trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))
-    trainer.notes += [*policy.notes, *context.notes, *tried]
+    trainer.notes += [*policy.notes, *context.notes, *tried, *(federation.lines() if federation else [])]
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices
@@ -287,5 +296,5 @@ def make_plan(config: Config, sampler: Sampler) -> Plan:
     """The length of the run and its intervals, in steps."""
     t = config.train
     return Plan(steps=t.steps or t.epochs * sampler.steps_per_epoch, steps_per_epoch=sampler.steps_per_epoch,
-                batch_size=t.batch_size, eval_every=t.eval_every or sampler.steps_per_epoch,
+                batch_size=sampler.batch, eval_every=t.eval_every or sampler.steps_per_epoch,
                 checkpoint_every=config.checkpoint.every, keep_best=config.checkpoint.best, log_every=config.log.every)
