@@ -144,6 +144,10 @@ class PrivacyError(MpitrainError):
     code, exit_code = "E_PRIVACY", 80
 
 
+class TooFewError(PrivacyError):
+    """Fewer take part than the threshold; all ranks know it alike, before anything is told."""
+
+
 class GraphError(MpitrainError):
     """The autograd graph was used in a way it cannot serve; the message names the op."""
     code, exit_code = "E_GRAPH", 70

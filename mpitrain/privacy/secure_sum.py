@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpitrain.errors import ConfigError, PrivacyError
+from mpitrain.errors import ConfigError, PrivacyError, TooFewError
 from mpitrain.privacy.key_agreement import PUBLIC_BYTES, KeyPair, agree, mask, new_key_pair, pair_of, seal, unseal
 from mpitrain.privacy.secret_sharing import SHARE_BYTES, join, split
 
@@ -180,6 +180,6 @@ def take_off(total: Words, masks: Iterable[tuple[int, bytes]]) -> None:
             total += mask(key, total.size)
 
 
-def refused(found: int, threshold: int, did: str) -> PrivacyError:
-    return PrivacyError(f"{found} clients {did}, and privacy.threshold asks for {threshold}: the sum stays masked, and nothing "
-                        "was told; draw more clients for a round, or lower privacy.threshold or workers.drop")
+def refused(found: int, threshold: int, did: str) -> TooFewError:
+    return TooFewError(f"{found} clients {did}, and privacy.threshold asks for {threshold}: the sum stays masked, and nothing "
+                       "was told; draw more clients for a round, or lower privacy.threshold or workers.drop")
