@@ -17,6 +17,7 @@ from mpitrain.privacy.renyi import renyi_divergence
 ORDERS = (*(1 + x / 10 for x in range(1, 100)), *range(11, 64), 128, 256, 512, 1024)      # those of dp-accounting 0.6.0
 MOST_NOISE = float(1 << 17)    # of a bisection; beyond it the sum of 100,000 parts is less than its noise
 CLOSE = 1e-6                   # relative, of the noise that a bisection finds
+NOTHING: Mapping[tuple[float, float], int] = {}
 
 
 class Accountant(Protocol):
@@ -58,15 +59,19 @@ def epsilon_of(orders: Sequence[float], divergences: Sequence[float], delta: flo
     return max(0.0, best)
 
 
-def noise_for(accountant: Accountant, epsilon: float, delta: float, q: float, steps: int) -> float:
-    """The smallest noise multiplier, to 1e-6, with which `steps` cost `epsilon` at most; ConfigError where none does."""
+def noise_for(accountant: Accountant, epsilon: float, delta: float, q: float, steps: int,
+              history: Mapping[tuple[float, float], int] = NOTHING) -> float:
+    """The smallest noise multiplier, to 1e-6, with which `steps` after a `history` bring the cost to `epsilon` at most;
+    ConfigError where none does."""
     def cost(sigma: float) -> float:
-        return accountant.epsilon({(q, sigma): steps}, delta)
+        return accountant.epsilon({**history, (q, sigma): steps + history.get((q, sigma), 0)}, delta)
     low, high = 0.0, 1.0
     while (least := cost(high)) > epsilon:
         if high >= MOST_NOISE:
-            raise ConfigError(f"privacy.epsilon = {epsilon:g} cannot be had: at delta {delta:g}, {steps} steps that draw a share "
-                              f"of {q:g} cost {least:.3g} even with noise {high:g}; raise privacy.epsilon, or train fewer steps")
+            spent = f"with {accountant.epsilon(history, delta):.3g} spent before, " if history else ""
+            raise ConfigError(f"privacy.epsilon = {epsilon:g} cannot be had: {spent}at delta {delta:g}, {steps} steps that draw "
+                              f"a share of {q:g} cost {least:.3g} even with noise {high:g}; raise privacy.epsilon, or train "
+                              "fewer steps")
         low, high = high, high * 2
     while high - low > CLOSE * high:
         middle = (low + high) / 2

@@ -274,7 +274,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         from mpitrain.train.build.device import prepare
         prepare(trainer, config, device, policy)
     if private:
-        private.tell = trainer.tell
+        private.watch(trainer)
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
@@ -287,8 +287,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if config.shrink.prune:
         from mpitrain.train.observers.pruning import Pruning
         trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))
-    trainer.notes += [*policy.notes, *context.notes, *tried, *(federation.lines() if federation else []),
-                      *(private.lines() if private else [])]
+    trainer.notes += [*policy.notes, *context.notes, *tried, *(federation.lines() if federation else [])]
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices

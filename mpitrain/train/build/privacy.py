@@ -34,6 +34,8 @@ from mpitrain.privacy.accountant import Accountant, Spent, noise_for
 from mpitrain.privacy.fixed_point import FixedPoint
 from mpitrain.privacy.mechanism import Mechanism
 from mpitrain.privacy.noise import Noise
+from mpitrain.train.observers.ledger import Ledger
+from mpitrain.train.trainer import Trainer
 
 USER = "the ranks of one mpirun are one user's, who sees all: this shows the protocol, and deploys nothing"
 
@@ -68,7 +70,8 @@ class Privacy:
         accountant: Accountant = ACCOUNTANTS.resolve(p.accountant, config.folder)()
         self.spent = None if self.q is None or self.seeded else Spent(accountant, p.delta)
         self.tell: Callable[[str], None] = lambda text: None  # shows a line to whoever follows the run
-        self.steps = 0
+        self.mechanism: Mechanism | None = None               # from `open` on
+        self.steps = self.left = 0                            # of the run; those still to come
         self.accountant = accountant
 
     def _of_rows(self, config: Config, rows: Index) -> None:
@@ -90,12 +93,33 @@ class Privacy:
             most = sampler.capacity
         self.config = changed(config, train={"micro_batches": most, "batch_size": most})
 
-    def plan(self, steps: int) -> None:
-        """The noise, where it is found for an epsilon after so many steps. ConfigError where none is enough."""
-        self.steps = steps
-        if self.keys.epsilon:
+    def plan(self, steps: int, done: int = 0) -> None:
+        """The noise, where it is found for an epsilon at the end of a run of so many steps, of which some are `done`. ConfigError
+        where none is enough."""
+        self.steps, self.left, p = steps, steps - done, self.keys
+        if p.epsilon and self.spent is not None and not self.total() <= p.epsilon:
             assert self.q is not None
-            self.sigma = noise_for(self.accountant, self.keys.epsilon, self.keys.delta, self.q, steps)
+            self.sigma = noise_for(self.accountant, p.epsilon, p.delta, self.q, self.left, self.spent.history)
+
+    def total(self) -> float:
+        """Epsilon when the run is over."""
+        assert self.spent is not None
+        key, history = (self.q or 0.0, self.sigma), self.spent.history
+        return self.accountant.epsilon({**history, key: history.get(key, 0) + self.left}, self.keys.delta)
+
+    def watch(self, trainer: Trainer) -> None:
+        """Keeps what is spent beside what the run shows."""
+        self.tell = trainer.tell
+        if self.spent is None:
+            trainer.notes += self.lines()
+        else:
+            trainer.observers.insert(0, Ledger(self, trainer.channel, trainer.notes))
+
+    def go_on_after(self, step: int) -> None:
+        """The run goes on after a step: its noise is found anew where it must be."""
+        assert self.mechanism is not None
+        self.plan(self.steps, step)
+        self.mechanism.sigma = self.sigma
 
     def open(self, policy: Policy, mesh: Mesh, control: Channel, own_seats: range) -> None:
         """Gives the policy, before it opens, what bounds and hides. It communicates."""
@@ -107,7 +131,7 @@ class Privacy:
             else:
                 self.sampler.seed = seed
         noise = Noise(channel, self.written.run.seed if self.seeded else None)
-        mechanism = Mechanism(p.clip, self.sigma, self.q or 0.0, self.expected, noise, self.spent)
+        self.mechanism = mechanism = Mechanism(p.clip, self.sigma, self.q or 0.0, self.expected, noise, self.spent)
         mechanism.segments = policy.layout.segments
         policy.private = self
         if self.rounds is None:
@@ -136,16 +160,16 @@ class Privacy:
         what = {"client": "client", "sample": "row"}[p.unit]
         masks = [] if self.numbers is None else [
             f"secure sums: clients' parts in steps of {1 / self.numbers.scale:.3g}, unmasked where a share of "
-            f"{p.threshold:g} of a round's clients answers; {USER}"]
+            f"{p.threshold:g} of a round's clients answers"]
         bound = f"each {what} adds a norm of {p.clip:g} at most, the sum gets noise of {self.sigma:.6g} times that"
         if self.seeded:
             return [f'privacy: NOT private: privacy.noise = "{p.noise}" draws noise from run.seed, for tests; {bound}', *masks]
         if self.spent is None:
             return [f"privacy: no epsilon is told: {self.why_not()}; {bound}", *masks]
-        total = self.accountant.epsilon({**self.spent.history, (self.q or 0.0, self.sigma): self.steps}, p.delta)
-        return [f"privacy: epsilon {total:.4g} at delta {p.delta:g} after {self.steps} steps, for the presence of one {what} "
-                f"among {self.count}, each drawn by itself with probability {self.q:.6g}; {bound}. It is of the parameters, not "
-                f"of losses and counts in metrics.jsonl; {USER}", *masks]
+        before = "" if not self.spent.history else f", of which {self.spent.epsilon():.4g} is spent,"
+        return [f"privacy: epsilon {self.total():.4g}{before} at delta {p.delta:g} after {self.steps} steps; {bound}",
+                f"that epsilon is for the presence of one {what} among {self.count}, each drawn by itself with probability "
+                f"{self.q:.6g}, and for the parameters, not for losses and counts in metrics.jsonl; {USER}", *masks]
 
     def why_not(self) -> str:
         """Why no epsilon holds."""
@@ -158,7 +182,7 @@ class Privacy:
     def record(self) -> dict[str, Any]:
         """What checkpoints keep."""
         p = self.keys
-        return {"unit": p.unit, "count": self.count, "delta": p.delta, "clip": p.clip,
+        return {"unit": p.unit, "count": self.count, "delta": p.delta, "clip": p.clip, "noise": self.sigma,
                 "history": None if self.spent is None else self.spent.record()}
 
     def restore(self, kept: Any) -> None:
@@ -171,6 +195,8 @@ class Privacy:
                                   "former; leave it as it was, or start a run of its own")
         if self.spent is not None and kept["history"] is not None:
             self.spent.restore(kept["history"])
+            if self.keys.epsilon:
+                self.sigma = max(self.sigma, float(kept["noise"]))
         elif (self.spent is None) != (kept["history"] is None):
             raise ConfigError("steps that no epsilon holds for, and others, do not add up; draw and noise as before, or start a "
                               "run of its own")
