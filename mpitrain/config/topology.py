@@ -54,9 +54,10 @@ class WorkersConfig:
 class PrivacyConfig:
     unit: Literal["none", "client", "sample"] = "none"       # whose presence is hidden
     clip: float = 1.0                        # largest norm of what one unit adds
-    noise: float | str = 0.0                 # standard deviation of the noise over clip; "seeded": for tests, not private
+    noise: float | str = 0.0                 # standard deviation of the noise over clip; "seeded:1.1": for tests, not private
     epsilon: float = 0.0                     # or: noise is found for this, at the end of the run
     delta: float = 1e-5
     accountant: str = "rdp"                  # one of ACCOUNTANTS
     secure: bool = False                     # ranks see masked integers of each other's clients, and their sum
+    sampling: Literal["poisson", "shuffle"] = "poisson"      # of rows; of clients, workers.each_round says it
     threshold: float = 0.6                   # share of clients that must answer for the sum to be unmasked

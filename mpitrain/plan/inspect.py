@@ -85,6 +85,10 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         from mpitrain.train.build.federation import Federation  # few runs are federations
         federation = Federation(config, inputs)
         rows, config = federation.rounds, federation.as_rounds
+    if config.privacy.unit != "none":
+        from mpitrain.train.build.privacy import Privacy  # few runs are private
+        private = Privacy(config, inputs.train_rows, federation.rounds if config.workers.count else None)
+        rows, config = private.sampler, private.config
     valid = validate(config, grid, model, made.optimizer, made.rate, rows)
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
     n_parameters, worked = model.count_parameters(), work_line(model, inputs)
@@ -107,6 +111,9 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if buffers:
         yield from table(("buffer", "shape"), buffers)
     yield from never_thawed(config, config.train.steps or config.train.epochs * valid.sampler.steps_per_epoch)
+    if config.privacy.unit != "none":
+        private.plan(config.train.steps or config.train.epochs * valid.sampler.steps_per_epoch)
+        yield from private.lines()
     if config.workers.count:
         yield from federation.lines()
     else:

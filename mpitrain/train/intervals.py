@@ -29,12 +29,7 @@ class Step(NamedTuple):
     skipped: int = 0
     worked: np.ndarray[Any, Any] = NO_TALLY
     loaded: np.ndarray[Any, Any] = NO_TALLY
-<<<<<<< HEAD
     more: dict[str, float] = {}              # noqa: RUF012  (the trainer makes one for each step)
-=======
-    told: Mapping[str, float] = MappingProxyType({})
-    more: Mapping[str, float] = MappingProxyType({})
->>>>>>> gs
 
     @property
     def loss(self) -> float:

@@ -295,7 +295,7 @@ class Trainer:
         return {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated, "metrics": metrics,
                 "best_metric": self.judge[0], **({"stop": self.patience.record()} if self.patience is not None else {}),
                 **({"rate": self.update.rate.record()} if isinstance(self.update.rate, Adaptive) else {}),
-                **self.bad_steps.record()}
+                **self.bad_steps.record(), **({"privacy": self.update.private.record()} if self.update.private else {})}
 
     def _saved(self, step: int | None) -> None:
         if step is not None:

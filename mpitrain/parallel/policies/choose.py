@@ -25,6 +25,9 @@ def find_policy(config: Config) -> type[Policy]:
     if config.workers.count:
         from mpitrain.parallel.workers.policy import Federated
         return Federated
+    if config.privacy.unit != "none":
+        from mpitrain.parallel.policies.private import Private
+        return Private
     found: Any = POLICIES.resolve(config.comm.sharding, config.folder)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(f'comm.sharding = "{config.comm.sharding}" must be a subclass of '

@@ -12,6 +12,7 @@ import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +161,9 @@ class Job:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
                               "raise train.steps or train.epochs", file=found.folder)
         self._restore(found)
+        if self.policy.private or "privacy" in found.meta:
+            from mpitrain.train.build.privacy import go_on
+            self._restored("what it has spent of privacy", partial(go_on, self.policy.private), found.meta.get("privacy"), found)
         self.trainer.update.step = found.step
         self.trainer.bad_steps.resume(found.meta)
         chosen = found.meta.get("choices") or {}
@@ -193,8 +197,14 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         from mpitrain.train.build.federation import Federation
         federation = Federation(config, inputs)
         config = federation.as_rounds
+    private: Any = None
+    if config.privacy.unit != "none":
+        from mpitrain.train.build.privacy import Privacy
+        private = Privacy(config, inputs.train_rows, federation.rounds if federation else None)
+        config = private.config
     m, t, comm = config.mesh, config.train, config.comm
-    valid = validate(config, mesh, model, optimizer, rate, federation.rounds if federation else inputs.train_rows)
+    drawn = private.sampler if private else federation.rounds if federation else inputs.train_rows
+    valid = validate(config, mesh, model, optimizer, rate, drawn)
     n_micro, sampler = valid.n_micro, valid.sampler
     anywhere = t.reproducible == "layout"
     if anywhere:
@@ -244,8 +254,12 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     tried = [*tried, *try_replicas(model, inference, inputs, mesh, control)]
 
     first, last = placement.own_micro_batches
+    if private:
+        private.plan(plan.steps)
+        private.open(policy, mesh, control, range(first, last))
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
-    new_loader, new_pipeline = (federation.loader, federation.pipeline) if federation else (Loader, Pipeline)
+    new_loader, new_pipeline = (federation.loader, federation.pipeline) if federation else \
+        (Loader, private.pipeline if private else Pipeline)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     rows = inputs.as_stored() if device.name == "gpu" and placement.part is None else inputs
     loader = new_loader(rows.training, sampler, n_micro, first, last, transforms=rows.transforms, augment=rows.augment,
@@ -266,6 +280,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if device.name == "gpu":
         from mpitrain.train.build.device import prepare
         prepare(trainer, config, device, policy)
+    if private:
+        private.watch(trainer)
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]

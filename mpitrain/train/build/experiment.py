@@ -37,7 +37,8 @@ ARITHMETIC = keys(                               # These change what is computed
               "groups offload",
     shrink="prune sparsity pattern scope begin end every rewind skip products quantize least",
     lora="rank alpha layers", distil="teacher temperature weight", average="kind decay warmup start every",
-    sync="levels", workers="each_round drop correct", privacy="unit clip noise epsilon delta accountant secure threshold")
+    sync="levels", workers="each_round drop correct",
+    privacy="unit clip noise epsilon delta accountant sampling secure threshold")
 ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
     data="path x y", distil="predictions", train="steps epochs reproducible threads", comm="algorithm")
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
@@ -50,7 +51,8 @@ FREE = keys(                                     # These change no result, or on
     log="every progress_s tensorboard observers")
 USER_CODE = ("model.name", "model.formats", "data.transform", "data.target_transform", "data.augment", "optimizer.name",
              "optimizer.schedule", "train.loss", "train.metrics", "mesh.schedule", "comm.algorithm", "comm.sharding",
-             "shrink.prune", "shrink.quantize", "comm.compress", "sync.levels", "workers.rows", "workers.correct")
+             "shrink.prune", "shrink.quantize", "comm.compress", "sync.levels", "workers.rows", "workers.correct",
+             "privacy.accountant")
 DATA, NUMERICS = "data", "numerics"              # `--change` calls the content of the data files so, and what bits depend on
 PROBES = 16                                      # learning rates of so many steps to come are compared
 

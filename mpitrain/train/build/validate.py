@@ -66,6 +66,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     if config.workers.count:
         from mpitrain.train.build.federation import refuse_model
         refuse_model(config, model, tried)
+    if config.privacy.unit != "none":
+        from mpitrain.train.build.privacy import refuse_unbounded
+        refuse_unbounded(config, model, tried)
     mixed, modules = nn.mixtures(model), list(model.named_modules())
     rules.check_model(config, grid, rules.Facts(
         n_micro, sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
