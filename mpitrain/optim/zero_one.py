@@ -1,0 +1,163 @@
+"""0/1 Adam (Lu et al., 2022): the variance is renewed at growing intervals, and then ranks meet at growing intervals.
+
+    step 1 .. freeze      dense at steps whose distance grows 1, 2, 4, ...: v is renewed, as AdamW does it
+                          the others at 1 bit, as in `one_bit`, with the v of the last dense one
+    after it              rounds of 1, 2, 4, ... `local_steps` steps: each rank goes on by its own gradients, and at the end of a
+                          round the sum of rates times momenta, u, is exchanged at 1 bit
+
+Within a round rank i has m_i = beta1 m_i + (1 - beta1) n g_i, u_i = u_i + rate m_i, and w_i = K w_0 - u_i / root, where w_0 is
+what all had at its start and K the weight decay of its steps. At its end all have w = K w_0 - u / root and m = u / (sum of rates),
+of the mean u over ranks: what travels is that m, so that what rounding left out has the same units at any rate.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import Array
+from mpitrain.errors import ConfigError
+from mpitrain.optim.layout import Allocate, Segment
+from mpitrain.optim.one_bit import BLOCK, DENSE, LOCAL, PACKED, OneBit, steps_of
+from mpitrain.optim.optimizer import require
+from mpitrain.optim.rules import AdamW
+
+
+class ZeroOneAdam(OneBit, AdamW):
+    """`variance_every` renewals of v double their distance, and `local_every` steps (below 1: a share of the run's) that of
+    exchanges, up to `local_steps`; 1 means an exchange at each step. The last step of a run ends a round.
+
+    Between exchanges ranks have parameters, m and u of their own: `drifts`.
+    """
+
+    def __init__(self, model: Any, lr: float = 1e-3, *, freeze: float = 0.25, v_floor: float = 0.01, variance_every: int = 16,
+                 local_steps: int = 4, local_every: float = 0.1, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 0.01, decay: str = "all", allocate: Allocate | None = None):
+        require(variance_every >= 1, "variance_every", variance_every, "1 or more")
+        require(local_steps >= 1, "local_steps", local_steps, "1 or more")
+        require(local_every > 0.0 and (local_every < 1.0 or local_every == int(local_every)), "local_every", local_every,
+                "a number of steps, or a share of the run's steps below 1")
+        super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, decay=decay, allocate=allocate)
+        self.with_freeze(freeze, v_floor)
+        self.variance_every, self.local_steps, self.local_every = variance_every, local_steps, local_every
+        for name in ("u", "start"):                           # `start` has the parameters at the start of a round.
+            self.state[name] = self.storage.new_flat(allocate or self.storage.allocate)
+        # Of the round: its steps so far, the sum of their rates, and the product of their weight decays.
+        self.numbers["round"] = np.array([0.0, 0.0, 1.0])
+        self._plan: tuple[Any, ...] = ()
+        self._kinds: dict[int, str] = {}                      # Steps that are not PACKED after the freeze, or not before it.
+        self._renewals: list[int] = []                        # The steps that renew v.
+
+    def planned(self, steps: int, workers: int) -> None:
+        super().planned(steps, workers)
+        if steps_of(self.local_every, steps) < 1:
+            raise ConfigError(f"optimizer.local_every = {self.local_every:g} is no step of a run of {steps}; set it to 1 or more")
+
+    def exchange(self, step: int) -> str:
+        after = self.frozen_after
+        if not after:
+            return DENSE
+        if self._plan != (after, self.total):
+            self._plan_steps(after)
+        return self._kinds.get(step, PACKED)
+
+    def _plan_steps(self, after: int) -> None:
+        self._plan = after, self.total
+        self._renewals = renewals(after, self.variance_every)
+        self._kinds = dict.fromkeys(self._renewals, DENSE)
+        ends = set(round_ends(self.total - after, self.local_steps, steps_of(self.local_every, self.total)))
+        self._kinds |= {after + i: LOCAL for i in range(1, self.total - after + 1) if i not in ends}
+
+    @property
+    def variance_step(self) -> int:
+        self.exchange(1)
+        return bisect_right(self._renewals, self.steps)
+
+    def drifts(self, step: int) -> bool:
+        """Whether ranks have parameters of their own after a step."""
+        return self.exchange(step) == LOCAL
+
+    def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
+        found = super().scalars(decay, lr, step, scale)
+        if self.frozen_after:                                 # v is a mean over the steps that renew it.
+            found = (*found[:6], super().scalars(decay, lr, self.variance_step + 1, scale)[6], *found[7:])
+        return found
+
+    def parts(self, run: Any) -> tuple[Array, ...]:
+        return super().parts(run)[:3]                         # AdamW's own: without u and start.
+
+    def put(self, part: Array, start: int, step: int, lr: float = 0.0) -> None:
+        steps, rates, _ = self.numbers["round"]
+        if not steps:
+            super().put(part, start, step, lr)
+            return
+        beta1, rate = self.betas[0], lr / (1.0 - self.betas[0] ** step)
+        m, u = (self.state[name][start:start + part.size] for name in "mu")
+        for first in range(0, part.size, BLOCK):
+            own = slice(first, first + BLOCK)
+            block = part[own]
+            block *= (1.0 - beta1) * self.workers
+            block += beta1 * m[own]
+            if rates + rate > 0.0:                            # Else rates are zero: the last momentum stands for the round's.
+                block *= rate
+                block += u[own]
+                block /= rates + rate
+            block /= self.workers
+
+    def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
+               segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
+        kind, own = self.exchange(step), self.numbers["round"]
+        if kind == LOCAL and not own[0]:
+            self.state["start"][...] = self.storage.values
+            self.state["u"].fill(0)
+        if kind != DENSE:
+            rate = lr / (1.0 - self.betas[0] ** step)
+            own[:] = own[0] + 1.0, own[1] + rate, own[2] * (1.0 - lr * self.weight_decay)
+        super().update(gradients, lr=lr, step=step, scale=scale, segments=segments, numbers=numbers)
+        if kind == PACKED:
+            own[:] = 0.0, 0.0, 1.0
+
+    def arrived(self, segment: Segment, m: Array, lr: float, step: int, decay: float) -> None:
+        own = slice(segment.start, segment.stop)
+        w, kept, v, u, begun = (flat[own] for flat in (self.storage.values, *self.state.values()))
+        steps, rates, shrunk = self.numbers["round"]
+        local, shrink = self.exchange(step) == LOCAL, shrunk if decay else 1.0
+        rate, beta1 = lr / (1.0 - self.betas[0] ** step), self.betas[0]
+        for first in range(0, w.size, BLOCK):
+            part = slice(first, min(first + BLOCK, w.size))
+            if local:
+                kept[part] *= beta1
+                kept[part] += (1.0 - beta1) * self.workers * m[part]
+                kept[part][v[part] == 0] = 0
+                u[part] += rate * kept[part]
+                moved = u[part]
+            else:
+                kept[part] = m[part]
+                moved = rates * kept[part]
+            since = begun[part] if steps > 1 or local else w[part]
+            w[part] = shrink * since - moved / self.root(segment, part.start, part.stop)
+
+    def restart(self) -> None:
+        super().restart()
+        self.numbers["round"][:] = 0.0, 0.0, 1.0
+
+
+def renewals(after: int, every: int) -> list[int]:
+    """The steps up to `after` that renew v, at distances that double after each `every` of them; 1 is the first, `after` the last."""
+    steps, at = list[int](), 1
+    while at <= after:
+        steps.append(at)
+        at += 1 << min(len(steps) // every, 62)
+    return steps if not steps or steps[-1] == after else [*steps, after]
+
+
+def round_ends(steps: int, most: int, every: int) -> list[int]:
+    """The last step of each round among `steps`: rounds of 1, then of twice as many after each `every` steps, up to `most`."""
+    ends, begun = list[int](), 0
+    while begun < steps:
+        begun = min(steps, begun + min(most, 1 << min(begun // every, 62)))
+        ends.append(begun)
+    return ends
