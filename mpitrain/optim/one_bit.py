@@ -156,9 +156,9 @@ class OneBitAdam(OneBit, AdamW):
 class OneBitLAMB(OneBit, LAMB):
     """Li et al., 2021: each layer keeps the mean ratio of its warm-up, times a factor that follows its variance.
 
-    Before the freeze it is LAMB, and c = coeff_beta c + (1 - coeff_beta) |w|/|r| is the running mean of each matrix's ratio. After
-    it the gradient is found again in the momentum, g = (m - beta1 m_before) / (1 - beta1), which gives the variance u that would
-    be now; the factor is max(sqrt(v) / sqrt(u)) over the layer, between `factor_min` and `factor_max`, and changes by
+    Before the freeze it is LAMB, and c = coeff_beta c + (1 - coeff_beta) |w|/|r| is the running mean of each matrix's ratio.
+    After it the gradient is found again in the momentum, g = (m - beta1 m_before) / (1 - beta1), which gives the variance u that
+    would be now; the factor is max(sqrt(v) / sqrt(u)) over the layer, between `factor_min` and `factor_max`, and changes by
     `factor_threshold` of itself in a step at most: w -= lr c factor r.
     """
 

@@ -6,8 +6,8 @@
                           round the sum of rates times momenta, u, is exchanged at 1 bit
 
 Within a round rank i has m_i = beta1 m_i + (1 - beta1) n g_i, u_i = u_i + rate m_i, and w_i = K w_0 - u_i / root, where w_0 is
-what all had at its start and K the weight decay of its steps. At its end all have w = K w_0 - u / root and m = u / (sum of rates),
-of the mean u over ranks: what travels is that m, so that what rounding left out has the same units at any rate.
+what all had at its start and K the weight decay of its steps. At its end all have w = K w_0 - u / root and m = u / (sum of
+rates), of the mean u over ranks: what travels is that m, so that what rounding left out has the same units at any rate.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class ZeroOneAdam(OneBit, AdamW):
 
 
 def renewals(after: int, every: int) -> list[int]:
-    """The steps up to `after` that renew v, at distances that double after each `every` of them; 1 is the first, `after` the last."""
+    """The steps up to `after`, 1 and itself among them, that renew v: their distance doubles after each `every` of them."""
     steps, at = list[int](), 1
     while at <= after:
         steps.append(at)
