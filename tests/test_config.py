@@ -139,7 +139,7 @@ def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
                                  "mesh.cp", "mesh.ep", "mesh.tp", "mesh.chunks", "log.every", "checkpoint.every",
                                  "checkpoint.keep", "optimizer.warmup_steps", "run.seed", "shrink.begin", "shrink.end",
                                  "shrink.every", "shrink.least", "lora.rank", "stop.patience", "average.start",
-                                 "average.every"])
+                                 "average.every", "comm.compress_after", "workers.count"])
 def test_no_count_is_less_than_zero(tmp_path, key):
     others = ["train.epochs=0"] if key == "train.steps" else ["train.steps=0"] if key == "train.epochs" else []
     with pytest.raises(ConfigError, match=f"{key} must be at least [01], found -1"):
@@ -268,5 +268,5 @@ def test_letters_that_the_locale_has_not_are_its_fault(tmp_path):
 
 def test_every_default_has_the_type_its_key_asks_for():
     assert set(SECTIONS) == {"run", "model", "data", "optimizer", "train", "mesh", "comm", "shrink", "lora", "distil",
-                             "checkpoint", "stop", "average", "log"}
+                             "sync", "workers", "privacy", "checkpoint", "stop", "average", "log"}
     assert isinstance(Config(), Config)

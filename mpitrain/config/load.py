@@ -133,6 +133,8 @@ def _section(name: str, table: Any, source: Path | None) -> Any:
     if name not in SECTIONS:
         raise _wrong(source, f'unknown section [{name}]{nearest(name, SECTIONS)}')
     kind = type(SECTIONS[name])
+    if name == "sync" and isinstance(table, list):       # [[sync]], as often as there are levels
+        table = {"levels": table}
     if not isinstance(table, dict):
         raise _wrong(source, f"[{name}] must be a table of keys, found {_show(table)}")
     known = keys_of(name)
@@ -144,12 +146,15 @@ def _section(name: str, table: Any, source: Path | None) -> Any:
             continue
         if key not in known:
             raise _wrong(source, f"unknown key {name}.{key}{nearest(key, known)}")
-        values[key] = _convert(f"{name}.{key}", value, known[key], source)
+        try:
+            values[key] = convert(f"{name}.{key}", value, known[key])
+        except ConfigError as error:
+            raise _wrong(source, str(error)) from None
     return kind(**values)
 
 
-def _convert(key: str, value: Any, hint: Any, source: Path | None) -> Any:
-    """`value` as the type the key wants: an int serves as a float, a single string as a list of one."""
+def convert(key: str, value: Any, hint: Any) -> Any:
+    """`value` as the type the key wants: an int serves as a float, a single string as a list of one. ConfigError else."""
     options = kinds_of(hint)
     for option in options:
         base = typing.get_origin(option) or option
@@ -160,7 +165,7 @@ def _convert(key: str, value: Any, hint: Any, source: Path | None) -> Any:
                 return tuple(x for x, *_ in found)
         elif _is(value, base):
             return base(value)
-    raise _wrong(source, f"{key} must be {' or '.join(_name(o) for o in options)}, found {_show(value)}")
+    raise ConfigError(f"{key} must be {' or '.join(_name(o) for o in options)}, found {_show(value)}")
 
 
 def kinds_of(hint: Any) -> list[Any]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from mpitrain.config.shrink_sections import DistilConfig, LoraConfig, ShrinkConfig
+from mpitrain.config.topology import PrivacyConfig, SyncConfig, WorkersConfig
 from mpitrain.errors import ConfigError
 from mpitrain.registry import Registry
 
@@ -19,9 +21,6 @@ POLICIES: Registry[Any] = Registry("policy")
 for _name, _policy in (("none", "replicated:Replicated"), ("optimizer", "sharded:ShardedOptimizer"),
                        ("gradients", "sharded:ShardedGradients"), ("parameters", "sharded:ShardedParameters")):
     POLICIES.register_later(_name, f"mpitrain.parallel.policies.{_policy}")
-PRUNERS: Registry[Any] = Registry("pruning rule")
-for _name, _rule in (("magnitude", "Magnitude"), ("n:m", "NOfM"), ("block", "Block")):
-    PRUNERS.register_later(_name, f"mpitrain.shrink.rules:{_rule}")
 STATES = ("none", "optimizer", "gradients", "parameters")     # what a policy `cuts` over data-parallel ranks, with those before
 Offloaded: TypeAlias = Literal["none", "host", "file"]
 Progressing: TypeAlias = Literal["poll", "thread", "auto"]
@@ -147,6 +146,10 @@ class CommConfig:
     wire_dtype: Literal["float32", "bfloat16", "float16"] = "float32"      # element type of messages
     node_shared: bool = False                # one copy of parameters and optimizer state per node
     sharding: str = "none"                   # one of POLICIES; or the user's own policy, "file.py:name"
+    compress: str = ""                       # one of COMPRESSORS, "topk:0.01", for gradients between nodes; or "file.py:name"
+    compress_feedback: bool = True           # what a message left out is added to the next one
+    compress_after: int = 0                  # steps before the first compressed one
+    compress_force: bool = False             # compress between all ranks, also those of one node
 
     @property
     def cuts(self) -> str:
@@ -158,42 +161,6 @@ class CommConfig:
     def bucket_bytes(self) -> int:
         """The size of buckets; if they are cut by measurement, the size until then."""
         return UNTIL_MEASURED if isinstance(self.bucket_mb, str) else max(1, int(self.bucket_mb * 2**20))
-
-
-@dataclass(frozen=True)
-class ShrinkConfig:
-    prune: str = ""                          # one of PRUNERS; or the user's own rule, "file.py:name"; "": nothing is pruned
-    sparsity: float = 0.0                    # share of zeros in the end; the pattern of "n:m" has its own
-    pattern: str = ""                        # "2:4" of "n:m", "16x1" (rows x columns) of "block"
-    scope: Literal["layer", "global"] = "layer"      # whose smallest weights are pruned: each layer's, or those of all
-    begin: int = 0                           # steps; cubic from begin to end
-    end: int = 0
-    every: int = 1
-    rewind: int | str = "never"              # the step whose weights all go back to at the end, once
-    skip: tuple[str, ...] = ()               # layers that stay whole: names, with *
-    products: Literal["sparse", "dense"] = "sparse"      # "sparse": of what is left, in layers where that is faster
-    quantize: str = ""                       # one of FORMATS, which the weights of linear layers are rounded to at each step
-    least: int = 1 << 16                     # linear layers with fewer weights stay as they are in that
-
-
-@dataclass(frozen=True)
-class LoraConfig:
-    rank: int = 0                            # of what is added to a frozen weight; 0: nothing is
-    alpha: float = 16.0                      # alpha / rank is its factor
-    layers: tuple[str, ...] = ("block*.attention.qkv", "block*.attention.out")       # names of linear layers, with *
-
-
-@dataclass(frozen=True)
-class DistilConfig:
-    teacher: str = ""                        # a run folder, whose outputs are learned too
-    predictions: str = ""                    # or a file of outputs that `predict` wrote, of the rows of data.path
-    temperature: float = 4.0
-    weight: float = 0.5                      # of the teacher's part of the loss
-
-    @property
-    def teaches(self) -> bool:
-        """Whether there is a teacher."""
-        return bool(self.teacher or self.predictions)
 
 
 @dataclass(frozen=True)
@@ -252,6 +219,9 @@ class Config:
     shrink: ShrinkConfig = ShrinkConfig()
     lora: LoraConfig = LoraConfig()
     distil: DistilConfig = DistilConfig()
+    sync: SyncConfig = SyncConfig()
+    workers: WorkersConfig = WorkersConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     stop: StopConfig = StopConfig()
     average: AverageConfig = AverageConfig()

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from mpitrain.config.messages import Refusal, toml, written
-from mpitrain.config.sections import PRUNERS, Config, DistilConfig, LoraConfig, ShrinkConfig, keys_of
+from mpitrain.config.sections import Config, keys_of
+from mpitrain.config.shrink_sections import PRUNERS, DistilConfig, LoraConfig, ShrinkConfig
 
 
 def keys_off(shrink: ShrinkConfig, keys: Iterable[str]) -> str:

@@ -11,7 +11,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from mpitrain.config.messages import Refusal, toml, written
-from mpitrain.config.sections import POLICIES, PRUNERS, SECTIONS, CommConfig, Config, keys_of
+from mpitrain.config.sections import POLICIES, SECTIONS, CommConfig, Config, keys_of
+from mpitrain.config.shrink_sections import PRUNERS
 from mpitrain.config.shrinking import SHRINKING
 from mpitrain.errors import nearest
 
@@ -22,7 +23,8 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "mesh.ep": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
          "optimizer.warmup_steps": 0, "run.seed": 0, "lora.rank": 0,
          "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1, "shrink.least": 0,
-         "stop.patience": 0, "average.start": 0, "average.every": 1, "data.length": 0, "data.horizon": 1}
+         "stop.patience": 0, "average.start": 0, "average.every": 1, "data.length": 0, "data.horizon": 1,
+         "comm.compress_after": 0, "workers.count": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s",
                 "stop.min_delta")

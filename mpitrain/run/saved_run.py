@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.config import Config, changed
-from mpitrain.config.sections import DistilConfig
+from mpitrain.config.shrink_sections import DistilConfig
 from mpitrain.run import calibrating, evaluating
 from mpitrain.run.evaluating import InUse
 from mpitrain.run.ranks import Ranks

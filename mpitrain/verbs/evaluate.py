@@ -9,7 +9,7 @@ from pathlib import Path
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.config import changed, load_run
-from mpitrain.config.sections import DistilConfig
+from mpitrain.config.shrink_sections import DistilConfig
 from mpitrain.verbs import add_step
 
 HELP = "the metrics of a run's newest checkpoint, of a step, or of the best one"

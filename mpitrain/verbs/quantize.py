@@ -58,7 +58,7 @@ def run(options: Namespace, process: Process) -> int:
 
 def write(options: Namespace, saved: SavedModel, chosen: Chosen, scales: dict[str, float]) -> None:
     """The run in few bits, and what was done to each layer."""
-    from mpitrain.config.sections import ShrinkConfig
+    from mpitrain.config.shrink_sections import ShrinkConfig
     from mpitrain.errors import MpitrainError
     from mpitrain.plan.low_bits import table_lines
     from mpitrain.shrink.measure import effects, inputs_of

@@ -25,7 +25,7 @@ from mpitrain.checkpoint.state import State
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config
-from mpitrain.config.sections import PRUNERS, ShrinkConfig
+from mpitrain.config.shrink_sections import PRUNERS, ShrinkConfig
 from mpitrain.errors import ConfigError
 from mpitrain.nn import Module
 from mpitrain.nn.parameter import Parameter

@@ -1,0 +1,50 @@
+"""The sections of what ranks exchange less of: compressed gradients, levels of exchange, workers apart from ranks, privacy.
+
+    [comm] compress...    what travels for a gradient         a class of COMPRESSORS
+    [[sync]]              over whom, how often, what, how     a `levels.Level`, with a rule of OUTER or a graph of GRAPHS
+    [workers]             clients, which ranks host           their rows by PARTITIONS, their gradients by CORRECTIONS
+    [privacy]             what one client or row may tell     an accountant of ACCOUNTANTS
+"""
+# Annotations are read as they are, so that no text has to be evaluated: no `from __future__ import annotations` here.
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mpitrain.registry import Registry
+
+COMPRESSORS: Registry[Any] = Registry("compressor")
+OUTER: Registry[Any] = Registry("outer rule")
+GRAPHS: Registry[Any] = Registry("graph")
+PARTITIONS: Registry[Any] = Registry("partition")
+CORRECTIONS: Registry[Any] = Registry("correction")
+ACCOUNTANTS: Registry[Any] = Registry("accountant")
+for _registry, _places in ((OUTER, {"average": "Average", "nesterov": "Nesterov", "slowmo": "SlowMo", "fedavgm": "FedAvgM",
+                                    "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad"}),):
+    for _name, _class in _places.items():
+        _registry.register_later(_name, f"mpitrain.optim.outer:{_class}")
+
+
+@dataclass(frozen=True)
+class SyncConfig:
+    levels: tuple[dict[str, Any], ...] = ()  # a table for each [[sync]], from the inside out
+
+
+@dataclass(frozen=True)
+class WorkersConfig:
+    count: int = 0                           # clients of the federation; 0: there is none
+    rows: str = "iid"                        # one of PARTITIONS, "dirichlet:0.1"; or the user's own, "file.py:name"
+    each_round: int | str = 0                # clients drawn for a round, or "poisson:0.1"; 0: all
+    drop: float = 0.0                        # share of those that do not answer
+    correct: str = ""                        # one of CORRECTIONS, "prox:0.1"; or the user's own, "file.py:name"
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    unit: Literal["none", "client", "sample"] = "none"       # whose presence is hidden
+    clip: float = 1.0                        # largest norm of what one unit adds
+    noise: float | str = 0.0                 # standard deviation of the noise over clip; "seeded": for tests, not private
+    epsilon: float = 0.0                     # or: noise is found for this, at the end of the run
+    delta: float = 1e-5
+    accountant: str = "rdp"                  # one of ACCOUNTANTS
+    secure: bool = False                     # ranks see masked integers of each other's clients, and their sum
+    threshold: float = 0.6                   # share of clients that must answer for the sum to be unmasked
