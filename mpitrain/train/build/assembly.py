@@ -222,6 +222,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     else:
         from mpitrain.train.build.offload import files_folder, offloaded
         stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
+    if stepper.sends:
+        stepper.planned(plan.steps, policy.channel.size)      # type: ignore[attr-defined]
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     synchronise_batch_norm(stage.model, context.replicas)
     context.start_alike(state.arrays())

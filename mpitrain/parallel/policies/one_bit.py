@@ -1,0 +1,38 @@
+"""Whole parameters on every rank, for an optimizer that says what ranks send in the place of gradients (`optim.one_bit`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mpitrain.errors import ConfigError
+from mpitrain.parallel.compress.one_bit import MomentumSum
+from mpitrain.parallel.gradients.bucket_sum import BucketSum
+from mpitrain.parallel.policies.replicated import Replicated
+
+
+class OneBitReplicated(Replicated):
+    """`Replicated` until the optimizer's freeze, to the bit."""
+
+    def bucket_sum(self) -> BucketSum:
+        self.sum = MomentumSum(self.channel, self.layout, self.optimizer, step=lambda: self.step - self.began,
+                               rate=lambda: self.rate(self.step - self.behind), seed=self.setup.config.run.seed)
+        return self.sum
+
+    def open(self, optimizer: Any, rate: Any) -> None:
+        name = next((p.twin_of for p in self.stage.whole.parameters() if p.twin_of), "")
+        if name:
+            raise ConfigError(f'{optimizer.title} exchanges momenta, and "{name}" has a gradient of which two stages have parts; '
+                              'set mesh.pp = 1, untie it, or optimizer.name = "adamw"')
+        super().open(optimizer, rate)
+        self.sum.open(self.reducer.buckets)
+
+    def way(self) -> str:
+        return f"{super().way()}, and at 1 bit after step {self.optimizer.frozen_after}"
+
+    def unlike(self, step: int) -> Sequence[str]:
+        return ("parameters", "optimizer") if self.optimizer.drifts(step - self.began) else ()
+
+    def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
+        """No norm of what is this rank's alone."""
+        return (None, 1.0) if self.optimizer.drifts(self.step + 1 - self.began) else super()._norm_and_scale(gradients)
