@@ -71,6 +71,10 @@ class OneBit(Optimizer):
         """Whether ranks have parameters of their own after a step."""
         return False
 
+    def plain(self, step: int) -> bool:
+        """Whether no step before this one was at 1 bit, so that m has no noise of signs."""
+        return True
+
     def put(self, part: Array, start: int, step: int, lr: float = 0.0) -> None:
         """Turns this rank's gradients, elements `start` and following, into what it sends in a step that is packed."""
         beta1 = self.betas[0]
@@ -87,7 +91,7 @@ class OneBit(Optimizer):
 
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
                segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
-        if self.exchange(step) == DENSE:
+        if self.exchange(step) == DENSE and self.plain(step):
             super().update(gradients, lr=lr, step=step, scale=scale, segments=segments, numbers=numbers)
             self._floors.clear()
             return
@@ -106,16 +110,19 @@ class OneBit(Optimizer):
 
     def root(self, segment: Segment, first: int, stop: int) -> Array:
         """sqrt(v^) + eps of elements first:stop of a parameter, with the floor; 1 where there never was a gradient."""
-        start = segment.start
-        if start not in self._floors:
-            v = self.state["v"][start:segment.stop]
-            known = v[v > 0]
-            self._floors[start] = self.v_floor * float(known.mean(dtype=np.float64)) if known.size else 0.0
-        v = self.state["v"][start + first:start + stop]
-        found: Array = np.sqrt(np.maximum(v, v.dtype.type(self._floors[start])))
+        v = self.state["v"][segment.start + first:segment.start + stop]
+        found: Array = np.sqrt(np.maximum(v, v.dtype.type(self.floor(segment))))
         found *= 1.0 / math.sqrt(1.0 - self.betas[1] ** self.variance_step)
         found += self.eps
         return found
+
+    def floor(self, segment: Segment) -> float:
+        """The least v of a parameter's elements."""
+        if segment.start not in self._floors:
+            v = self.state["v"][segment.start:segment.stop]
+            known = v[v > 0]
+            self._floors[segment.start] = self.v_floor * float(known.mean(dtype=np.float64)) if known.size else 0.0
+        return self._floors[segment.start]
 
     @property
     def variance_step(self) -> int:
@@ -229,7 +236,7 @@ class OneBitLAMB(OneBit, LAMB):
         """The mean ratio of the warm-up times this step's factor, which is kept."""
         kept = self.ratios[self._two.places[segment.start]]
         fresh = u / (1.0 - self.betas[1] ** step)
-        np.maximum(fresh, self._floors[segment.start] / (1.0 - self.betas[1] ** self.variance_step), out=fresh)
+        np.maximum(fresh, self.floor(segment) / (1.0 - self.betas[1] ** self.variance_step), out=fresh)
         np.sqrt(fresh, out=fresh)
         fresh += self.eps
         factor = float(np.max(np.divide(root, fresh, out=fresh)))

@@ -12,6 +12,7 @@ rates), of the mean u over ranks: what travels is that m, so that what rounding 
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import Array
-from mpitrain.errors import ConfigError
 from mpitrain.optim.layout import Allocate, Segment
 from mpitrain.optim.one_bit import BLOCK, DENSE, LOCAL, PACKED, OneBit, steps_of
 from mpitrain.optim.optimizer import require
@@ -27,19 +27,19 @@ from mpitrain.optim.rules import AdamW
 
 
 class ZeroOneAdam(OneBit, AdamW):
-    """`variance_every` renewals of v double their distance, and `local_every` steps (below 1: a share of the run's) that of
-    exchanges, up to `local_steps`; 1 means an exchange at each step. The last step of a run ends a round.
+    """`variance_every` renewals of v double their distance, and `local_every` steps that of exchanges, up to `local_steps`; 1
+    means an exchange at each step. Both may be shares of the run's steps, below 1. The last step of a run ends a round.
 
     Between exchanges ranks have parameters, m and u of their own: `drifts`.
     """
 
-    def __init__(self, model: Any, lr: float = 1e-3, *, freeze: float = 0.25, v_floor: float = 0.01, variance_every: int = 16,
+    def __init__(self, model: Any, lr: float = 1e-3, *, freeze: float = 0.25, v_floor: float = 0.01, variance_every: float = 0.1,
                  local_steps: int = 4, local_every: float = 0.1, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01, decay: str = "all", allocate: Allocate | None = None):
-        require(variance_every >= 1, "variance_every", variance_every, "1 or more")
         require(local_steps >= 1, "local_steps", local_steps, "1 or more")
-        require(local_every > 0.0 and (local_every < 1.0 or local_every == int(local_every)), "local_every", local_every,
-                "a number of steps, or a share of the run's steps below 1")
+        for name, value in (("variance_every", variance_every), ("local_every", local_every)):
+            require(0.0 < value < math.inf and (value < 1.0 or value == int(value)), name, value,
+                    "a number, or a share of the run's steps below 1")
         super().__init__(model, lr, betas=betas, eps=eps, weight_decay=weight_decay, decay=decay, allocate=allocate)
         self.with_freeze(freeze, v_floor)
         self.variance_every, self.local_steps, self.local_every = variance_every, local_steps, local_every
@@ -49,12 +49,8 @@ class ZeroOneAdam(OneBit, AdamW):
         self.numbers["round"] = np.array([0.0, 0.0, 1.0])
         self._plan: tuple[Any, ...] = ()
         self._kinds: dict[int, str] = {}                      # Steps that are not PACKED after the freeze, or not before it.
-        self._renewals: list[int] = []                        # The steps that renew v.
-
-    def planned(self, steps: int, workers: int) -> None:
-        super().planned(steps, workers)
-        if steps_of(self.local_every, steps) < 1:
-            raise ConfigError(f"optimizer.local_every = {self.local_every:g} is no step of a run of {steps}; set it to 1 or more")
+        self._renewals: list[int] = []                        # The steps that renew v, ...
+        self._first = 0                                       # ... of which so many come first.
 
     def exchange(self, step: int) -> str:
         after = self.frozen_after
@@ -66,15 +62,19 @@ class ZeroOneAdam(OneBit, AdamW):
 
     def _plan_steps(self, after: int) -> None:
         self._plan = after, self.total
-        self._renewals = renewals(after, self.variance_every)
+        self._renewals = renewals(after, max(1, steps_of(self.variance_every, self.total)))
+        self._first = sum(step == i for i, step in enumerate(self._renewals, 1))
         self._kinds = dict.fromkeys(self._renewals, DENSE)
-        ends = set(round_ends(self.total - after, self.local_steps, steps_of(self.local_every, self.total)))
+        ends = set(round_ends(self.total - after, self.local_steps, max(1, steps_of(self.local_every, self.total))))
         self._kinds |= {after + i: LOCAL for i in range(1, self.total - after + 1) if i not in ends}
 
     @property
     def variance_step(self) -> int:
         self.exchange(1)
         return bisect_right(self._renewals, self.steps)
+
+    def plain(self, step: int) -> bool:
+        return not self.frozen_after or step <= self._first
 
     def drifts(self, step: int) -> bool:
         """Whether ranks have parameters of their own after a step."""
@@ -83,7 +83,7 @@ class ZeroOneAdam(OneBit, AdamW):
     def scalars(self, decay: float, lr: float, step: int, scale: float) -> tuple[float, ...]:
         found = super().scalars(decay, lr, step, scale)
         if self.frozen_after:                                 # v is a mean over the steps that renew it.
-            found = (*found[:6], super().scalars(decay, lr, self.variance_step + 1, scale)[6], *found[7:])
+            found = (*found[:6], super().scalars(decay, lr, self.variance_step, scale)[6], *found[7:])
         return found
 
     def parts(self, run: Any) -> tuple[Array, ...]:
@@ -110,35 +110,42 @@ class ZeroOneAdam(OneBit, AdamW):
     def update(self, gradients: Array, *, lr: float, step: int, scale: float = 1.0,
                segments: Sequence[Segment] | None = None, numbers: Array | None = None) -> None:
         kind, own = self.exchange(step), self.numbers["round"]
+        self.steps = step
         if kind == LOCAL and not own[0]:
             self.state["start"][...] = self.storage.values
-            self.state["u"].fill(0)
         if kind != DENSE:
             rate = lr / (1.0 - self.betas[0] ** step)
             own[:] = own[0] + 1.0, own[1] + rate, own[2] * (1.0 - lr * self.weight_decay)
         super().update(gradients, lr=lr, step=step, scale=scale, segments=segments, numbers=numbers)
         if kind == PACKED:
+            if own[0] > 1:
+                self.state["u"].fill(0)
             own[:] = 0.0, 0.0, 1.0
 
     def arrived(self, segment: Segment, m: Array, lr: float, step: int, decay: float) -> None:
-        own = slice(segment.start, segment.stop)
+        own, kind, beta1 = slice(segment.start, segment.stop), self.exchange(step), self.betas[0]
         w, kept, v, u, begun = (flat[own] for flat in (self.storage.values, *self.state.values()))
         steps, rates, shrunk = self.numbers["round"]
-        local, shrink = self.exchange(step) == LOCAL, shrunk if decay else 1.0
-        rate, beta1 = lr / (1.0 - self.betas[0] ** step), self.betas[0]
+        rate, shrink = lr / (1.0 - beta1 ** step), shrunk if decay else 1.0
+        if kind == DENSE:                                     # m has the noise of signs, so that v needs its floor here, too.
+            v *= self.betas[1]
+            v += (1.0 - self.betas[1]) * m * m
+            self._floors.pop(segment.start, None)
+            steps, rates, shrink = 1.0, rate, 1.0 - lr * decay
+        since = w if steps == 1 and kind != LOCAL else begun
         for first in range(0, w.size, BLOCK):
             part = slice(first, min(first + BLOCK, w.size))
-            if local:
+            if kind == PACKED:
+                kept[part] = m[part]
+            else:
                 kept[part] *= beta1
-                kept[part] += (1.0 - beta1) * self.workers * m[part]
+                kept[part] += (1.0 - beta1) * (self.workers if kind == LOCAL else 1) * m[part]
+            moved = rates * kept[part]
+            if kind == LOCAL:
                 kept[part][v[part] == 0] = 0
                 u[part] += rate * kept[part]
                 moved = u[part]
-            else:
-                kept[part] = m[part]
-                moved = rates * kept[part]
-            since = begun[part] if steps > 1 or local else w[part]
-            w[part] = shrink * since - moved / self.root(segment, part.start, part.stop)
+            w[part] = shrink * since[part] - moved / self.root(segment, part.start, part.stop)
 
     def restart(self) -> None:
         super().restart()

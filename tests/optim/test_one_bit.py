@@ -223,12 +223,12 @@ def zero_one_reference(model, rate, local_steps, local_every, every):
         if step in dense:
             count, mean = count + 1, np.mean(g, axis=0)
             m, v = [np.mean(m, axis=0)] * N, 0.999 * v + 0.001 * mean * mean
-            root = np.sqrt(v / (1 - 0.999 ** count)) + 1e-8
-            x = [(1 - rate(step) * 0.1) * x[0] - gamma * m[0] / root] * N
-            begun = x[0].copy()
             for s in model.storage.segments:
                 part = v[s.start:s.stop]
                 low[s.start:s.stop] = 0.01 * part[part > 0].mean()
+            used = v if step == count else np.maximum(v, low)     # The floor is for a momentum that was at 1 bit.
+            x = [(1 - rate(step) * 0.1) * x[0] - gamma * m[0] / (np.sqrt(used / (1 - 0.999 ** count)) + 1e-8)] * N
+            begun = x[0].copy()
             continue
         root = np.sqrt(np.maximum(v, low) / (1 - 0.999 ** count)) + 1e-8
         u, total, keep = [uk + gamma * mk for uk, mk in zip(u, m)], total + gamma, keep * (1 - rate(step) * 0.1)
@@ -284,7 +284,7 @@ def test_a_freeze_that_never_comes_is_refused(keys, words):
     ("onebit_adam", "freeze", 0.0), ("onebit_adam", "freeze", 2.5), ("onebit_adam", "freeze", float("nan")),
     ("onebit_adam", "v_floor", -1.0), ("onebit_lamb", "coeff_beta", 1.0), ("onebit_lamb", "factor_min", 0.0),
     ("onebit_lamb", "factor_max", 0.5), ("onebit_lamb", "factor_threshold", 1.0), ("zeroone_adam", "variance_every", 0),
-    ("zeroone_adam", "local_steps", 0), ("zeroone_adam", "local_every", 0.0)])
+    ("zeroone_adam", "local_steps", 0), ("zeroone_adam", "local_every", 0.0), ("zeroone_adam", "variance_every", 1.5)])
 def test_keys_that_cannot_be_are_refused_by_name(name, key, value):
     with pytest.raises(ConfigError, match=f"optimizer.{key} is "):
         made(OPTIMIZERS[name], **{key: value})

@@ -25,7 +25,7 @@ Bounds = NDArray[np.int64]
 
 
 class Active(OneBit):
-    """1 bit for the elements of `moves(start, stop)`, in the layout's numbers; others arrive as 0. `at` is the array's place there.
+    """1 bit for the elements of `moves(start, stop)`, in the layout's numbers, where the array begins `at`; others arrive as 0.
 
     A block's scale is the mean size of those alone. `version()` says when `moves` may have changed: never within a step.
     """
@@ -79,10 +79,10 @@ def bytes_of(bounds: Bounds) -> int:
 
 
 class MomentumSum(CompressedSum):
-    """The sum of what the optimizer `sends`: gradients as they are, at 1 bit, or nothing. `step()` is the number of steps done, and
-    `rate()` the learning rate of the present one.
+    """The sum of what the optimizer `sends`: gradients as they are, momenta at 1 bit, or nothing.
 
-    A single rank rounds too: that is a part of the rule.
+    `step()` is the number of steps done, and `rate()` the learning rate of the present one. A single rank rounds, too:
+    that is a part of the rule.
     """
 
     def __init__(self, channel: AnyChannel, layout: FlatLayout, optimizer: Any, *, step: Callable[[], int],

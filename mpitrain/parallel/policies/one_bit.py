@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from mpitrain.errors import ConfigError
+from mpitrain.optim.one_bit import OneBit
 from mpitrain.parallel.compress.one_bit import MomentumSum
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
 from mpitrain.parallel.policies.replicated import Replicated
@@ -13,6 +15,8 @@ from mpitrain.parallel.policies.replicated import Replicated
 
 class OneBitReplicated(Replicated):
     """`Replicated` until the optimizer's freeze, to the bit."""
+
+    optimizer: OneBit
 
     def bucket_sum(self) -> BucketSum:
         self.sum = MomentumSum(self.channel, self.layout, self.optimizer, step=lambda: self.step - self.began,
@@ -32,6 +36,24 @@ class OneBitReplicated(Replicated):
 
     def unlike(self, step: int) -> Sequence[str]:
         return ("parameters", "optimizer") if self.optimizer.drifts(step - self.began) else ()
+
+    @contextmanager
+    def mean_in_use(self) -> Iterator[None]:
+        """The model computes with the mean of the ranks' parameters inside, where they are not alike. It communicates."""
+        if not self.optimizer.drifts(self.step - self.began):
+            yield
+            return
+        own = self.values.copy()
+        self.values /= self.channel.size
+        self.channel.allreduce(self.values, name="parameters to evaluate")
+        self._changed()
+        yield                                                 # An error inside ends the run.
+        self.values[...] = own
+        self._changed()
+
+    def _changed(self) -> None:
+        for segment in self.layout.segments:
+            segment.parameter.mark_changed()
 
     def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
         """No norm of what is this rank's alone."""

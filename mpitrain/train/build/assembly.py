@@ -244,6 +244,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span, rows=rows)
+    if stepper.sends and evaluator is not None:
+        evaluator.weights = policy.mean_in_use                # type: ignore[attr-defined]
     if evaluator is None:
         refuse_without_evaluations(config, policy.rate)
     tuning = make_tuning(comm, reducer, control, mesh)
