@@ -183,7 +183,8 @@ def version_of(name: str) -> Any:
 
 def compiled(name: str) -> Any:
     """C's function, for the arguments of the expression; None without a compiler."""
-    return host("compress", name, SIGNATURES[name], answers=True)(_ARGUMENTS[name])()
+    body: Any = _ARGUMENTS[name]
+    return host("compress", name, SIGNATURES[name], answers=True)(body)()
 
 
 def _int8_encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:

@@ -3,9 +3,9 @@
     ranks of one node                 between nodes                         in a bucket
     sum in shared memory, exact  -->  each rank's slice, compressed  -->    slices are cut at blocks, or between parameters
 
-Where nodes have one rank each, memory cannot be shared, or `comm.compress_force` says so, all of a bucket goes by messages between
-all ranks. A **worker** is who compresses by itself, and keeps what its messages leave out: a node in the first case, of which each
-rank has a slice, a rank in the second.
+Where nodes have one rank each, memory cannot be shared, or `comm.compress_force` says so, all of a bucket goes by messages
+between all ranks. A **worker** is who compresses by itself, and keeps what its messages leave out: a node in the first case, of
+which each rank has a slice, a rank in the second.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Held(NamedTuple):
 class CompressedSum:
     """Every rank has the whole sum: `gradients.bucket_sum.BucketSum`. `open` it before the first step, on all ranks.
 
-    `step()` is the number of steps done; the first `after` are not compressed. With `feedback`, what a message leaves out is added
-    to the next one.
+    `step()` is the number of steps done; the first `after` are not compressed. With `feedback`, what a message leaves out is
+    added to the next one.
     """
 
     tree = None
@@ -184,8 +184,8 @@ class CompressedSum:
 
 
 def pieces_of(segments: Sequence[Segment], start: int, stop: int) -> list[Piece]:
-    """The parts of parameters in elements [start, stop) of a flat array, whose positions count from `start`. The zeros between two
-    parameters are a piece of their own, so that they are in no block of numbers."""
+    """The parts of parameters in elements [start, stop) of a flat array, whose positions count from `start`. The zeros between
+    two parameters are a piece of their own, so that they are in no block of numbers."""
     found: list[Piece] = []
     for segment in overlapping(segments, start, stop):
         low, high = max(start, segment.start), min(stop, segment.stop)

@@ -25,19 +25,15 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpitrain.config.topology import COMPRESSORS
 from mpitrain.errors import ConfigError, ShapeError, nearest
-from mpitrain.registry import Registry, named
+from mpitrain.registry import named
 
 Host: TypeAlias = NDArray[np.float32]
 Message: TypeAlias = NDArray[np.uint8]
 State: TypeAlias = dict[str, Host]
 OWNER = -1                                        # the "worker" that rounds a sum for everyone
 WORD = 8                                          # bytes: lengths of messages are multiples of it, so that parts stay aligned
-
-COMPRESSORS: Registry[Any] = Registry("compressor")
-for _name, _place in {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:OneBit", "topk": "sparse:TopK"
-                      }.items():
-    COMPRESSORS.register_later(_name, f"mpitrain.parallel.compress.{_place}")
 
 
 class CompressError(ConfigError):

@@ -54,7 +54,8 @@ def choose(setup: Setup) -> Policy:
     if setup.optimizer is not None and setup.optimizer(probe()).sends:
         from mpitrain.parallel.policies.one_bit import OneBitReplicated
         asked = OneBitReplicated
-    channel = gradient_channel(setup, by_messages=asked.cuts_gradients and not comm.node_shared)
+    forced = bool(comm.compress) and comm.compress_force
+    channel = gradient_channel(setup, by_messages=forced or (asked.cuts_gradients and not comm.node_shared))
     if not comm.node_shared or channel.size == 1:
         made: Policy = call(asked, f'comm.sharding = "{comm.sharding}"', {}, setup, channel)
         return made

@@ -19,9 +19,9 @@ class OneBitReplicated(Replicated):
     optimizer: OneBit
 
     def bucket_sum(self) -> BucketSum:
-        self.sum = MomentumSum(self.channel, self.layout, self.optimizer, step=lambda: self.step - self.began,
-                               rate=lambda: self.rate(self.step - self.behind), seed=self.setup.config.run.seed)
-        return self.sum
+        self.compressed = MomentumSum(self.channel, self.layout, self.optimizer, step=lambda: self.step - self.began,
+                                      rate=lambda: self.rate(self.step - self.behind), seed=self.setup.config.run.seed)
+        return self.compressed
 
     def open(self, optimizer: Any, rate: Any) -> None:
         name = next((p.twin_of for p in self.stage.whole.parameters() if p.twin_of), "")
@@ -29,13 +29,13 @@ class OneBitReplicated(Replicated):
             raise ConfigError(f'{optimizer.title} exchanges momenta, and "{name}" has a gradient of which two stages have parts; '
                               'set mesh.pp = 1, untie it, or optimizer.name = "adamw"')
         super().open(optimizer, rate)
-        self.sum.open(self.reducer.buckets)
 
     def way(self) -> str:
-        return f"{super().way()}, and at 1 bit after step {self.optimizer.frozen_after}"
+        return f"{super().way()} after step {self.optimizer.frozen_after}"
 
     def unlike(self, step: int) -> Sequence[str]:
-        return ("parameters", "optimizer") if self.optimizer.drifts(step - self.began) else ()
+        own = ("parameters", "optimizer") if self.optimizer.drifts(step - self.began) else ()
+        return (*super().unlike(step), *own)
 
     @contextmanager
     def mean_in_use(self) -> Iterator[None]:
