@@ -22,7 +22,9 @@ from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 
 Array = np.ndarray[Any, Any]
-OURS = ["int8", "int4", "onebit", "topk:0.05"]
+EXACT = ["int8", "int4", "onebit", "topk:0.05"]             # their arithmetic is the engine's own, in the order of the ranks
+LINEAR = ["powersgd:2", "randomk:0.1"]                       # summed by an all-reduce, whose order depends on the ranks
+OURS = [*EXACT, *LINEAR]
 STEPS = 4
 
 
@@ -136,7 +138,7 @@ def two_nodes(n: int) -> Callable[[int], int]:
 
 @pytest.mark.parametrize("bucket_bytes", [1, 20_000, 1 << 20])
 @pytest.mark.parametrize("thread", [False, True])
-@pytest.mark.parametrize("text", OURS)
+@pytest.mark.parametrize("text", EXACT)
 def test_the_sum_is_that_of_a_simulation_in_one_process_whatever_the_buckets(
         connect: Any, comm: Any, text: str, thread: bool, bucket_bytes: int) -> None:
     if comm.size == 1:
@@ -150,7 +152,7 @@ def test_the_sum_is_that_of_a_simulation_in_one_process_whatever_the_buckets(
         gradients = [gradient_of(rank, step, model.layout) for rank in range(comm.size)]
         found = model.one_step(gradients[comm.rank])
         assert found.tobytes() == simulated.sum(gradients).tobytes()
-    own = {(h.segment.name, h.first): h.array.tobytes() for h in model.sum.held("error")}
+    own = {(h.leaf.name, h.first): h.array.tobytes() for h in model.sum.held("error")}
     whole = simulated.states[comm.rank]["error"]
     assert own == {(s.name, 0): whole[s.start:s.stop].tobytes() for s in model.layout.segments}
     channel.progress.close()
@@ -168,8 +170,24 @@ def test_between_nodes_the_nodes_are_the_workers(connect: Any, comm: Any, text: 
         everyone = [gradient_of(rank, step, model.layout) for rank in range(comm.size)]
         sums = [everyone[node] if comm.size == 2 else everyone[node] + everyone[node + 2] for node in (0, 1)]
         found = model.one_step(everyone[comm.rank])
-        assert found.tobytes() == simulated.sum(sums).tobytes()
+        assert found.tobytes() == simulated.sum(sums).tobytes() and same_everywhere(comm, found)
     assert model.sum.workers == 2 and (comm.size == 2) == (model.sum.shared is None)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("algorithm", ["auto", "ring", "direct"])
+@pytest.mark.parametrize("text", LINEAR)
+def test_a_linear_one_goes_over_any_all_reduce(comm: Any, text: str, algorithm: str, bucket_bytes: int) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank has nobody to exchange with")
+    channel = Channel(comm.Dup(), "test", algorithm=algorithm)
+    model = Model(channel, make_compressor(text), bucket_bytes)
+    simulated = Simulated(make_compressor(text), model.layout, comm.size)
+    for step in range(STEPS):
+        gradients = [gradient_of(rank, step, model.layout) for rank in range(comm.size)]
+        found, expected = model.one_step(gradients[comm.rank]), simulated.sum(gradients)
+        assert same_everywhere(comm, found) and np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+    channel.close()
 
 
 @pytest.mark.parametrize("own", [IdentityPacked, IdentityLinear, IdentityGathered])
@@ -193,7 +211,7 @@ def test_the_bytes_posted_are_those_that_the_program_says(connect: Any, comm: An
         for step in range(4):
             before = model.sum.meter.sent
             model.one_step(gradient_of(comm.rank, step, model.layout))
-            said = model.sum.sent_by_step if step >= after else model.sum.sent_dense
+            said = model.sum.coded_bytes if step >= after else model.sum.dense_bytes
             assert model.sum.meter.sent - before == said and model.sum.meter.abroad == 0
 
 

@@ -1,4 +1,4 @@
-"""A communicator that counts the bytes it is handed to send: what a run says of its traffic is counted where messages are posted."""
+"""A communicator that counts the bytes it is handed to send: what a run says of its traffic is counted where it is posted."""
 
 from __future__ import annotations
 

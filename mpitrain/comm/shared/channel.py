@@ -183,8 +183,8 @@ class SharedChannel:
         return self.messages.prepare(array, name)
 
     def _plan(self, array: Any, name: str, dtype: str | None, own: tuple[int, int] | None = None) -> Plan:
-        """The plan of this array: in memory of `allocate`, through the scratch buffers if it is small, else by messages. This rank
-        sums elements `own` (default: a part that begins on a cache line)."""
+        """The plan of this array: in memory of `allocate`, through the scratch buffers if it is small, else by messages. This
+        rank sums elements `own` (default: a part that begins on a cache line)."""
         address, number_type = address_of(array), dtype or array.dtype.name
         if dtype is not None:
             type_name(array, dtype)                           # it raises ShapeError for types without a kernel

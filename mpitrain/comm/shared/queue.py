@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mpitrain.comm.shared.node import Node
     from mpitrain.comm.work import Work
 
-Across: TypeAlias = "Callable[[Host, str], Work]"              # begins the sum over nodes of a slice, in place; the text says which
+Across: TypeAlias = "Callable[[Host, str], Work]"     # begins the sum over nodes of a slice, in place; the text says which
 LIMIT = 100_000_000                   # ns that a call to C takes at most; then signals, other messages, and a look at the time
 LIMIT_CROSSING = 1_000_000            # ns, where messages to other nodes must move meanwhile
 LOOK = 0.25                           # s of waiting before a look whether the others live, and between looks

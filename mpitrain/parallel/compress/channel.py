@@ -27,7 +27,7 @@ from mpitrain.comm.messages.prepare import Landed, Prepared, make_plan
 from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.work import Collective, Work
-from mpitrain.nn import FlatLayout, Segment
+from mpitrain.nn import FlatLayout, Parameter, Segment
 from mpitrain.parallel.compress.compressor import Compressor, Make, Piece, State, block_bounds
 from mpitrain.parallel.compress.exchange import Clock, CodedWork, Exchange, steps_of
 from mpitrain.parallel.compress.programs import cut_evenly
@@ -47,7 +47,7 @@ class Part(NamedTuple):
 class Held(NamedTuple):
     """A parameter's elements from `first` on, of a flat array of state."""
 
-    segment: Segment
+    leaf: Parameter
     first: int
     array: Host
 
@@ -67,10 +67,12 @@ class CompressedSum:
         self.step, self.seed, self.feedback, self.after = step, seed, feedback, after
         self.clock = Clock()
         self.flat: dict[str, Host] = {}                       # states of workers and owners, in the layout of the gradients
+        self.owners: dict[str, str] = {}                      # whose they are: "worker" or "owner"
         self.common: dict[str, State] = {}                    # states that are equal on all workers, by bucket
         self.parts: dict[int, Part] = {}                      # by the start of the bucket
         self.shared: SharedChannel | None = None
         self.peers: Channel = channel.messages
+        self.coded_bytes = self.dense_bytes = 0               # that this rank posts in a step
 
     def open(self, buckets: Sequence[Bucket]) -> None:
         """Makes the exchanges, once the memory of the gradients has been asked for. It communicates."""
@@ -81,6 +83,7 @@ class CompressedSum:
         for bucket in buckets:
             if bucket.trained_ever:
                 self.parts[bucket.start] = self._part(bucket)
+        self.coded_bytes, self.dense_bytes = self._sent_coded(), self._sent_dense()
 
     @property
     def workers(self) -> int:
@@ -116,23 +119,21 @@ class CompressedSum:
             for segment in overlapping(self.layout.segments, start, stop):
                 low, high = max(start, segment.start), min(stop, segment.stop)
                 if low < high:
-                    yield Held(segment, low - segment.start, flat[low:high])
+                    yield Held(segment.parameter, low - segment.start, flat[low:high])
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the states of this rank, as far as they are ever written."""
         whole = sum(part.stop - part.start for part in self.parts.values())
         owned = sum(part.exchange.owned[1] - part.exchange.owned[0] for part in self.parts.values() if part.exchange is not None)
-        flat = sum(4 * (owned if name == "sum_error" else whole) for name in self.flat)
+        flat = sum(4 * (owned if of == "owner" else whole) for of in self.owners.values())
         return flat + sum(array.nbytes for state in self.common.values() for array in state.values())
 
-    @property
-    def sent_by_step(self) -> int:
+    def _sent_coded(self) -> int:
         """Bytes that this rank posts in a compressed step."""
         return sum(part.exchange.sent for part in self.parts.values() if part.exchange is not None)
 
-    @property
-    def sent_dense(self) -> int:
+    def _sent_dense(self) -> int:
         """Bytes that it would post in a step if nothing were compressed, by the same channel."""
         def sent(length: int) -> int:
             plan = make_plan(steps_of(self.peers, length), self.peers.rank, self.peers.size, length, 4)
@@ -177,7 +178,8 @@ class CompressedSum:
             assert kept.shape == (compressor.length,), f"the state {key} of {self.make.text} has no place for each element"
             flat = self.flat.get(key)
             if flat is None:
-                flat = self.flat[key] = self.layout.new_flat()
+                flat, self.owners[key] = self.layout.new_flat(), kept.of
+                self.flat[key] = flat
             state[key] = flat[start:start + compressor.length]
         compressor.begin(state)
         return state

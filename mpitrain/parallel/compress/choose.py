@@ -40,7 +40,7 @@ def notes_of(found: CompressedSum) -> list[str]:
     """What travels, and what it costs in memory."""
     between = f"between {found.workers} nodes, added up in float32 inside" if found.shared is not None else \
         f"between {found.workers} ranks"
-    dense, sent = found.sent_dense, found.sent_by_step
+    dense, sent = found.dense_bytes, found.coded_bytes
     first = f" after {found.after} dense steps" if found.after else ""
     kept = f"its state takes {found.state_bytes / MIB:.2f} MiB of a rank" if found.state_bytes else "nothing is kept"
     own = [note for part in found.parts.values() if part.exchange is not None for note in part.exchange.compressor.notes]
