@@ -36,6 +36,7 @@ class OneBit(Optimizer):
     """
 
     sends = True
+    own: Sequence[str] = ()                                   # The states that ranks have by themselves while they drift.
     betas: tuple[float, float]
     eps: float
     freeze: float
@@ -71,6 +72,9 @@ class OneBit(Optimizer):
         """Whether ranks have parameters of their own after a step."""
         return False
 
+    def recompute(self) -> None:
+        """Parameters after a step after which ranks drift, once the states are there."""
+
     def plain(self, step: int) -> bool:
         """Whether no step before this one was at 1 bit, so that m has no noise of signs."""
         return True
@@ -98,11 +102,13 @@ class OneBit(Optimizer):
         changed = [s for s in (self.storage.segments if segments is None else segments) if s.stop > s.start]
         for s in changed:
             if s.parameter.requires_grad:
-                matrix = s.parameter.ndim >= 2
-                decay = self.weight_decay if s.decay and (matrix or self.decay == "all") else 0.0
-                self.arrived(s, gradients[s.start:s.stop], lr, step, decay)
+                self.arrived(s, gradients[s.start:s.stop], lr, step, self.decay_of(s))
             s.parameter.mark_changed()
         self.steps = step
+
+    def decay_of(self, segment: Segment) -> float:
+        """The weight decay of a parameter."""
+        return self.weight_decay if segment.decay and (segment.parameter.ndim >= 2 or self.decay == "all") else 0.0
 
     def arrived(self, segment: Segment, m: Array, lr: float, step: int, decay: float) -> None:
         """The update of one parameter by the sum that has arrived."""

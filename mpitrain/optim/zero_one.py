@@ -33,6 +33,8 @@ class ZeroOneAdam(OneBit, AdamW):
     Between exchanges ranks have parameters, m and u of their own: `drifts`.
     """
 
+    own = ("m", "u")
+
     def __init__(self, model: Any, lr: float = 1e-3, *, freeze: float = 0.25, v_floor: float = 0.01, variance_every: float = 0.1,
                  local_steps: int = 4, local_every: float = 0.1, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.01, decay: str = "all", allocate: Allocate | None = None):
@@ -146,6 +148,16 @@ class ZeroOneAdam(OneBit, AdamW):
                 u[part] += rate * kept[part]
                 moved = u[part]
             w[part] = shrink * since[part] - moved / self.root(segment, part.start, part.stop)
+
+    def recompute(self) -> None:
+        shrunk = self.numbers["round"][2]
+        for segment in self.storage.segments:
+            own = slice(segment.start, segment.stop)
+            w, u, begun = self.storage.values[own], self.state["u"][own], self.state["start"][own]
+            for first in range(0, w.size if segment.parameter.requires_grad else 0, BLOCK):
+                part = slice(first, min(first + BLOCK, w.size))
+                shrink = shrunk if self.decay_of(segment) else 1.0
+                w[part] = shrink * begun[part] - u[part] / self.root(segment, part.start, part.stop)
 
     def restart(self) -> None:
         super().restart()

@@ -19,9 +19,10 @@ class OneBitReplicated(Replicated):
     optimizer: OneBit
 
     def bucket_sum(self) -> BucketSum:
-        self.compressed = MomentumSum(self.channel, self.layout, self.optimizer, step=lambda: self.step - self.began,
-                                      rate=lambda: self.rate(self.step - self.behind), seed=self.setup.config.run.seed)
-        return self.compressed
+        made = MomentumSum(self.channel, self.layout, self.optimizer, step=lambda: self.step - self.began,
+                           rate=lambda: self.rate(self.step - self.behind), seed=self.setup.config.run.seed)
+        self.compressed = made
+        return made
 
     def open(self, optimizer: Any, rate: Any) -> None:
         name = next((p.twin_of for p in self.stage.whole.parameters() if p.twin_of), "")
@@ -33,6 +34,17 @@ class OneBitReplicated(Replicated):
     def way(self) -> str:
         return f"{super().way()} after step {self.optimizer.frozen_after}"
 
+    @property
+    def drifts(self) -> bool:
+        """Whether ranks have parameters of their own after the last step."""
+        return self.optimizer.drifts(self.optimizer.steps)
+
+    def recompute(self) -> None:
+        """Parameters after a step within a round, of what its ranks had at its start and what this one has by itself."""
+        if self.drifts:
+            self.optimizer.recompute()
+            self._changed()
+
     def unlike(self, step: int) -> Sequence[str]:
         own = ("parameters", "optimizer") if self.optimizer.drifts(step - self.began) else ()
         return (*super().unlike(step), *own)
@@ -40,7 +52,7 @@ class OneBitReplicated(Replicated):
     @contextmanager
     def mean_in_use(self) -> Iterator[None]:
         """The model computes with the mean of the ranks' parameters inside, where they are not alike. It communicates."""
-        if not self.optimizer.drifts(self.step - self.began):
+        if not self.drifts:
             yield
             return
         own = self.values.copy()

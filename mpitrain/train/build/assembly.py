@@ -80,6 +80,7 @@ class Job:
     tuning: Tuning                           # settings chosen by measurement: its `choices`
     timeline: Timeline                       # times of this rank's steps
     numerics: dict[str, str] | None = None   # fingerprint of the machine; with reproducible = "layout"
+    restored: Callable[[Checkpoint], None] | None = None      # reads of a checkpoint what ranks do not have alike
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
@@ -123,6 +124,8 @@ class Job:
     def _restore(self, found: Checkpoint) -> None:
         self.state.restore(found)
         self.context.start_alike(self.state.arrays())
+        if self.restored is not None:
+            self.restored(found)
         rate, kept = self.trainer.update.rate, found.meta.get("rate")
         if isinstance(rate, Adaptive) and kept is not None:
             self._restored("its learning rate", rate.restore, kept, found)
@@ -244,8 +247,10 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span, rows=rows)
-    if stepper.sends and evaluator is not None:
-        evaluator.weights = policy.mean_in_use                # type: ignore[attr-defined]
+    restored = None
+    if stepper.sends:
+        from mpitrain.train.build.one_bit import let_drift
+        restored = let_drift(policy, state, evaluator)
     if evaluator is None:
         refuse_without_evaluations(config, policy.rate)
     tuning = make_tuning(comm, reducer, control, mesh)
@@ -273,7 +278,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices
-    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics)
+    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics, restored)
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

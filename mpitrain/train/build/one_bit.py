@@ -1,12 +1,17 @@
-"""What does not go with an optimizer that is an exchange, too: ranks send its momentum at 1 bit (`optim.one_bit`)."""
+"""An optimizer that is an exchange, too (`optim.one_bit`): what does not go with it, and what is to know that ranks drift."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+from mpitrain.checkpoint.drift import Drift
+from mpitrain.checkpoint.manifest import Checkpoint
+from mpitrain.checkpoint.state import State
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.schedules.grid import Grid
+from mpitrain.train.evaluate import Evaluator
 
 
 def refuse_one_bit(config: Config, grid: Grid, optimizer: Any, steps: int, *, on_gpu: bool) -> None:
@@ -37,3 +42,17 @@ def refuse_one_bit(config: Config, grid: Grid, optimizer: Any, steps: int, *, on
         if wrong:
             raise ConfigError(f'{what}, {why}, found {found}; set it to {instead}, or optimizer.name = "adamw"')
     optimizer.planned(steps, 1)
+
+
+def let_drift(policy: Any, state: State, evaluator: Evaluator | None) -> Callable[[Checkpoint], None]:
+    """Evaluations are of the ranks' mean, and checkpoints hold what each has by itself, which the function that is returned
+    reads."""
+    drift = Drift(policy)
+    state.kept.append(drift)
+    if evaluator is not None:
+        evaluator.weights = policy.mean_in_use
+
+    def restored(found: Checkpoint) -> None:
+        drift.restore(found)
+        policy.recompute()
+    return restored
