@@ -82,6 +82,7 @@ class Job:
     tuning: Tuning                           # settings chosen by measurement: its `choices`
     timeline: Timeline                       # times of this rank's steps
     numerics: dict[str, str] | None = None   # fingerprint of the machine; with reproducible = "layout"
+    restored: Callable[[Checkpoint], None] | None = None      # reads of a checkpoint what ranks do not have alike
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
@@ -131,6 +132,8 @@ class Job:
             from mpitrain.train.build.levels import restore
             restore(self.policy.level, self.state, found)
             self.context.start_alike(self.state.arrays(), apart=True)
+        if self.restored is not None:
+            self.restored(found)
         rate, kept = self.trainer.update.rate, found.meta.get("rate")
         if isinstance(rate, Adaptive) and kept is not None:
             self._restored("its learning rate", rate.restore, kept, found)
@@ -246,6 +249,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     else:
         from mpitrain.train.build.offload import files_folder, offloaded
         stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
+    if stepper.sends:
+        stepper.planned(plan.steps, policy.channel.size)      # type: ignore[attr-defined]
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
     state.kept += federation.kept() if federation else []
     synchronise_batch_norm(stage.model, context.replicas)
@@ -272,6 +277,10 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span, rows=rows)
+    restored = None
+    if stepper.sends:
+        from mpitrain.train.build.one_bit import let_drift
+        restored = let_drift(policy, state, evaluator)
     if evaluator is None:
         refuse_without_evaluations(config, policy.rate)
     tuning = make_tuning(comm, reducer, control, mesh)
@@ -304,7 +313,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices
-    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics)
+    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics, restored)
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
