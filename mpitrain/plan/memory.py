@@ -85,14 +85,15 @@ def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: flo
     if config.comm.compress:
         from mpitrain.plan.compression import residual_bytes
         more["residuals"] = partial(residual_bytes, config, share=share)
+    copies = (config.average.kind != "none") + bool(config.shrink.prune and config.shrink.rewind != "never")
     return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens, inputs), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
-                    offload=config.optimizer.offload,
-                    copies=(config.average.kind != "none") + bool(config.shrink.prune and config.shrink.rewind != "never"), **more)
+                    offload=config.optimizer.offload, copies=copies, **more)
 
 
 def _whole(use: Use, activations: int, others: int) -> Use:
-    pool = use.parameters + use.gradients + use.optimizer + use.copies + use.residuals + activations + activations // BETWEEN + others
+    stays = use.parameters + use.gradients + use.optimizer + use.copies + use.residuals
+    pool = stays + activations + activations // BETWEEN + others
     return use._replace(activations=activations, pool=pool)
 
 
