@@ -74,10 +74,13 @@ class CompressedSum:
         self.peers: Channel = channel.messages
         self.coded_bytes = self.dense_bytes = 0               # that this rank posts in a step
 
-    def open(self, buckets: Sequence[Bucket]) -> None:
-        """Makes the exchanges, once the memory of the gradients has been asked for. It communicates."""
+    def connect(self) -> None:
+        """Finds out who the workers are, once the memory of the gradients has been asked for."""
         if isinstance(self.channel, SharedChannel) and self.channel.cross is not None and not self.channel.notes:
             self.shared, self.peers = self.channel, self.channel.cross
+
+    def open(self, buckets: Sequence[Bucket]) -> None:
+        """Makes the exchanges of these buckets. It communicates."""
         hosts = list(range(self.peers.size)) if self.shared is not None else hosts_of(self.peers.comm)
         self.meter: Meter = metered(self.peers, hosts)
         for bucket in buckets:
@@ -93,6 +96,11 @@ class CompressedSum:
     def worker(self) -> int:
         """The number of this rank's worker."""
         return self.peers.rank
+
+    @property
+    def share(self) -> float:
+        """This rank's share of its worker."""
+        return 1.0 if self.shared is None else 1 / self.shared.node.size
 
     @property
     def compresses(self) -> bool:
