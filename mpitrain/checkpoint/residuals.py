@@ -22,21 +22,21 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.comm.face import Objects
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import CheckpointError, MpitrainError
-from mpitrain.nn.parameter import Described
+from mpitrain.nn import Module, Parameter
 from mpitrain.parallel.compress.channel import CompressedSum, Held
-from mpitrain.parallel.gradients.norm import is_first
 from mpitrain.schedules.grid import COPIES
 
-COUNT = "compress/workers"
+COUNT, TWIN = "compress/workers", "/twin"
 
 
 class Residuals(Values):
-    """The state of a `CompressedSum` as a kind of state. `control` connects all ranks of the run; `said` tells, after a
-    checkpoint was read, what it did not have."""
+    """The state of a `CompressedSum` as a kind of state, of a part of the model `whole`. `control` connects all ranks of the run;
+    `said` tells, after a checkpoint was read, what it did not have."""
 
-    def __init__(self, compressed: CompressedSum, control: Objects):
+    def __init__(self, compressed: CompressedSum, whole: Module, control: Objects):
         super().__init__("workers", dict, lambda found: None, exact=False)
         self.compressed, self.control = compressed, control
+        self._twins = {parameter.twin_of for parameter in whole.parameters() if parameter.twin_of}
         self.said: list[str] = []
 
     def expected(self, shapes: Shapes) -> Expected:
@@ -46,7 +46,7 @@ class Residuals(Values):
         for prefix, held in self._flat():
             if is_ours(held.leaf, mesh):
                 for view, start in held.leaf.pieces(held.array, held.first):
-                    yield Piece(f"{prefix}/{held.leaf.key}", view, held.leaf.global_shape, start)
+                    yield Piece(f"{prefix}/{name_of(held.leaf)}", view, held.leaf.global_shape, start)
         first = self.compressed.worker == 0 or mesh is None
         for name, array, leaf in self._common():
             if first and is_ours(leaf, mesh):
@@ -57,44 +57,60 @@ class Residuals(Values):
     def read(self, checkpoint: Checkpoint) -> None:
         """Takes a checkpoint's residuals. CheckpointError, on all ranks, where they cannot be this model's."""
         self.said = []
-        before = self._workers(checkpoint)
+        before, wrong = self._workers(checkpoint), ""
         try:
-            wrong = self._read(checkpoint, before)
-        except MpitrainError as error:                        # damage that this rank alone has met
-            wrong = error.message
-        if any(refused := self.control.gather_objects(wrong)):
+            lacking = self._read(checkpoint, before)
+        except MpitrainError as error:                        # damage that this rank alone may have met
+            lacking, wrong = False, error.message
+        refused, lack = zip(*self.control.gather_objects([wrong, lacking]))
+        if any(refused):
             raise CheckpointError(f"{next(filter(None, refused))}; use another checkpoint, or begin a run from its parameters "
                                   "(model.init_from)", file=checkpoint.folder)
+        if any(lack):
+            self.said = ["the checkpoint has no residuals of compressed gradients, or not all: they begin with zeros"]
 
-    def _read(self, checkpoint: Checkpoint, before: int) -> str:
-        """Reads all that this rank has; what is wrong with it, or empty text."""
+    def _read(self, checkpoint: Checkpoint, before: int) -> bool:
+        """Reads all that this rank has; whether some of it is not there. CheckpointError where it is none of this run's."""
         lacking = False
         for prefix, held in self._flat():
-            names, shares = [f"{prefix}/{held.leaf.key}"], 1
-            if prefix.startswith("workers/") and before != self.compressed.workers:
-                kind, shares = prefix.split("/")[2], self.compressed.workers
-                names = [f"workers/{k}/{kind}/{held.leaf.key}" for k in range(before)]
-            there = [name for name in names if name in checkpoint.arrays]
-            if not there:
+            names, shares = self._names(checkpoint, prefix, held.leaf, before)
+            if not names:
                 held.array[...] = 0
                 lacking = True
                 continue
-            if wrong := self._wrong(checkpoint, held, names, there):
-                return wrong
             for view, start in held.leaf.pieces(held.array, held.first):
                 view[...] = sum(checkpoint.read(name, start, view.shape).astype(np.float64) for name in names) / shares
             if not np.isfinite(held.array).all():
-                return f"{there[0]} has values that are not finite, which no residual of this program has"
+                raise CheckpointError(f"{names[0]} has values that are not finite, which no residual of this program has")
         for name, array, _ in self._common():
             if name not in checkpoint.arrays:
                 lacking = True
-                continue
-            if checkpoint.arrays[name].shape != array.shape:
-                return f"{name} is {checkpoint.arrays[name].shape}, and {array.shape} in this run"
-            array[...] = checkpoint.read(name)
-        if lacking:
-            self.said.append("the checkpoint has no residuals of compressed gradients, or not all: they begin with zeros")
-        return ""
+            elif checkpoint.arrays[name].shape != array.shape:
+                raise CheckpointError(f"{name} is {checkpoint.arrays[name].shape}, and {array.shape} in this run")
+            else:
+                array[...] = checkpoint.read(name)
+        return lacking
+
+    def _names(self, checkpoint: Checkpoint, prefix: str, leaf: Parameter, before: int) -> tuple[list[str], int]:
+        """The arrays whose sum is to be read, and among how many it is to be shared; no names where no worker has any."""
+        names, shares = [f"{prefix}/{name_of(leaf)}"], 1
+        if prefix.startswith("workers/"):
+            kind = prefix.split("/")[2]
+            everyone = [f"workers/{k}/{kind}/{name_of(leaf)}" for k in range(before)]
+            there = [name for name in everyone if name in checkpoint.arrays]
+            if there and len(there) < before:
+                raise CheckpointError(f"lacks {next(name for name in everyone if name not in there)}, and has {there[0]}")
+            if before != self.compressed.workers:
+                names, shares = everyone, self.compressed.workers
+        names = [name for name in names if name in checkpoint.arrays]
+        if leaf.key not in self._twins:                       # there was a twin, and here is none
+            names += [twin for name in names if (twin := name + TWIN) in checkpoint.arrays]
+        for name in names:
+            stored = checkpoint.arrays[name]
+            if (stored.shape, stored.dtype) != (leaf.global_shape, np.dtype(np.float32)):
+                raise CheckpointError(f"{name} is {stored.shape} {stored.dtype}, and the parameter {leaf.global_shape}; a "
+                                      "residual is as long as its parameter, in float32")
+        return names, shares
 
     def _workers(self, checkpoint: Checkpoint) -> int:
         """How many workers the checkpoint is of; 0 where it has no residuals."""
@@ -111,16 +127,6 @@ class Residuals(Values):
                                   f"{count - 1}; use another checkpoint", file=checkpoint.folder)
         return count
 
-    def _wrong(self, checkpoint: Checkpoint, held: Held, names: list[str], there: list[str]) -> str:
-        if len(there) < len(names):
-            return f"lacks {next(name for name in names if name not in there)}, and has {there[0]}"
-        for name in there:
-            stored = checkpoint.arrays[name]
-            if (stored.shape, stored.dtype) != (held.leaf.global_shape, np.dtype(np.float32)):
-                return (f"{name} is {stored.shape} {stored.dtype}, and the parameter {held.leaf.global_shape}; a residual is as "
-                        "long as its parameter, in float32")
-        return ""
-
     def _flat(self) -> Iterator[tuple[str, Held]]:
         """(prefix of the name, part of an array) of each state that has a place for each element."""
         compressed = self.compressed
@@ -129,7 +135,7 @@ class Residuals(Values):
             for held in compressed.held(name, owned=of == "owner"):
                 yield prefix, held
 
-    def _common(self) -> Iterator[tuple[str, Array, Described]]:
+    def _common(self) -> Iterator[tuple[str, Array, Parameter]]:
         """(name, array, parameter) of each state that all workers have alike."""
         leaves = {segment.name: segment.parameter for segment in self.compressed.layout.segments}
         for state in self.compressed.common.values():
@@ -137,9 +143,15 @@ class Residuals(Values):
                 kind, _, parameter = name.partition("/")
                 leaf = leaves[parameter]
                 part = "" if leaf.shape == leaf.global_shape else f"/{','.join(map(str, leaf.offset))}"
-                yield f"compress/{kind}/{leaf.key}{part}", array, leaf
+                yield f"compress/{kind}/{name_of(leaf)}{part}", array, leaf
 
 
-def is_ours(leaf: Described, mesh: Mesh | None) -> bool:
+def name_of(leaf: Parameter) -> str:
+    """The name of a parameter; twins that two stages have of one parameter compress a gradient each."""
+    return leaf.key + TWIN if leaf.twin_of else leaf.key
+
+
+def is_ours(leaf: Parameter, mesh: Mesh | None) -> bool:
     """Whether this rank, of those with the same part of the parameter along other axes than data, writes it."""
-    return mesh is None or is_first(leaf, mesh, without=("pp", *COPIES))
+    return mesh is None or all(axis in leaf.placement or axis in ("pp", *COPIES) or mesh.coordinate(axis) == 0
+                               for axis in mesh.axes)

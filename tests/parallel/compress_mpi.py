@@ -62,6 +62,7 @@ class Model:
                                        allocate=channel.allocate)
         self.reducer.reserve()
         if make is not None:
+            self.sum.connect()
             self.sum.open(self.reducer.buckets)
 
     def one_step(self, gradient: Array) -> Array:

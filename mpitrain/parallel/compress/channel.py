@@ -74,10 +74,13 @@ class CompressedSum:
         self.peers: Channel = channel.messages
         self.coded_bytes = self.dense_bytes = 0               # that this rank posts in a step
 
-    def open(self, buckets: Sequence[Bucket]) -> None:
-        """Makes the exchanges, once the memory of the gradients has been asked for. It communicates."""
+    def connect(self) -> None:
+        """Finds out who the workers are, once the memory of the gradients has been asked for."""
         if isinstance(self.channel, SharedChannel) and self.channel.cross is not None and not self.channel.notes:
             self.shared, self.peers = self.channel, self.channel.cross
+
+    def open(self, buckets: Sequence[Bucket]) -> None:
+        """Makes the exchanges of these buckets. It communicates."""
         hosts = list(range(self.peers.size)) if self.shared is not None else hosts_of(self.peers.comm)
         self.meter: Meter = metered(self.peers, hosts)
         for bucket in buckets:
@@ -95,19 +98,40 @@ class CompressedSum:
         return self.peers.rank
 
     @property
+    def share(self) -> float:
+        """This rank's share of its worker."""
+        return 1.0 if self.shared is None else 1 / self.shared.node.size
+
+    @property
     def compresses(self) -> bool:
         """Whether the present step is compressed."""
         return self.step() >= self.after
 
     def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
-        array, part = arrays[0], self.parts[bucket.start]
-        dense = self.channel.prepare(array, bucket.name)
+        array, part, dense = arrays[0], self.parts[bucket.start], self.dense(bucket, arrays)
         if self.shared is None:
             coded: Callable[[], Work] = partial(self._start_by_messages, part, array)
         else:
             coded = self.shared.prepare_across(array, bucket.name, (part.start - bucket.start, part.stop - bucket.start),
                                                partial(self._start_across, part)).start
         return Prepared(lambda: coded() if self.compresses else dense.start())
+
+    def dense(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
+        """The same sum, as it is without compression."""
+        return self.channel.prepare(arrays[0], bucket.name)
+
+    def copied_state(self) -> list[Host]:
+        return [array.copy() for array in self._arrays()]
+
+    def restore_state(self, copied: Sequence[Host]) -> None:
+        for array, values in zip(self._arrays(), copied, strict=True):
+            array[...] = values
+
+    def _arrays(self) -> Iterator[Host]:
+        """All arrays of state, as far as this rank writes them."""
+        for part in self.parts.values():
+            if part.exchange is not None:
+                yield from part.exchange.state.values()
 
     def held(self, name: str, *, owned: bool = False) -> Iterator[Held]:
         """The parts of the flat state `name` that this rank has (`owned`: as the one that sums them), by parameter."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.face import AnyChannel, Objects
 from mpitrain.comm.messages.algorithms import hosts_of
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.config import Config
 from mpitrain.nn import FlatLayout
-from mpitrain.parallel.compress.channel import CompressedSum
-from mpitrain.parallel.compress.compressor import make_compressor
+from mpitrain.parallel.compress.channel import CompressedSum, pieces_of
+from mpitrain.parallel.compress.compressor import CompressError, make_compressor
+from mpitrain.placement.buckets import Bucket
 
 MIB = 2**20
 
@@ -34,6 +35,25 @@ def choose(config: Config, channel: AnyChannel, layout: FlatLayout, step: Callab
     make = make_compressor(comm.compress, config.folder)
     return CompressedSum(channel, layout, make, step=step, seed=config.run.seed, feedback=comm.compress_feedback,
                          after=comm.compress_after)
+
+
+def open_sum(found: CompressedSum, buckets: Sequence[Bucket], control: Objects) -> list[str]:
+    """Ready for steps; notes for the run to say. CompressError, on all ranks, for a compressor of the user's own that is wrong at
+    the sizes of this model. It communicates."""
+    found.connect()
+    wrong = ""
+    if found.make.own:
+        from mpitrain.parallel.compress.check import check_compressor
+        pieces = pieces_of(found.layout.segments, 0, found.layout.size)
+        try:
+            if found.worker == 0:
+                check_compressor(found.make, found.workers, pieces, seed=found.seed, feedback=found.feedback)
+        except CompressError as error:
+            wrong = error.message
+        if wrong := next(filter(None, control.gather_objects(wrong)), ""):
+            raise CompressError(wrong)
+    found.open(buckets)
+    return notes_of(found)
 
 
 def notes_of(found: CompressedSum) -> list[str]:

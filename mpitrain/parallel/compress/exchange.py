@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
@@ -21,24 +20,11 @@ from mpitrain.parallel.compress.programs import INBOX, SUMS, VALUES, owned, prog
 from mpitrain.schedules.collectives import choose
 from mpitrain.schedules.steps import Algorithm
 
-KEPT = 1000                                                   # times: more than a step has
-
 
 class Clock:
-    """Seconds that this rank has encoded and decoded since the start; of the last times, when each ended and how long it took."""
+    """Seconds that this rank has encoded and decoded since the start."""
 
-    def __init__(self) -> None:
-        self.seconds = 0.0
-        self.last: deque[tuple[float, float]] = deque(maxlen=KEPT)
-
-    def took(self, began: float) -> None:
-        ended = perf_counter()
-        self.seconds += ended - began
-        self.last.append((ended, ended - began))
-
-    def after(self, time: float) -> float:
-        """Seconds since then."""
-        return sum(min(seconds, ended - time) for ended, seconds in self.last if ended > time)
+    seconds = 0.0
 
 
 class CodedWork(StepsWork):
@@ -56,7 +42,7 @@ class CodedWork(StepsWork):
                     continue
                 began = perf_counter()
                 operation(self._memory)
-                self._clock.took(began)
+                self._clock.seconds += perf_counter() - began
 
 
 def steps_of(channel: Channel, length: int) -> Algorithm:

@@ -33,8 +33,8 @@ class TopK(Gathered):
         self.counts = np.array([max(1, ceil(share * size - 1e-9)) for size in np.diff(self.bounds)], np.int64)
         self.count = int(self.counts.sum())
         if n > 1 and self.nbytes() * n >= 8 * self.length > 0:
-            self.notes.append(f"topk:{share:g} between {n} workers sends no less than dense gradients, as each message goes to all "
-                              f"others; a share below {4 / (3 * n):.2g} does")
+            self.notes.append(f"topk:{share:g} between {n} workers sends no less than dense gradients, as each message goes to "
+                              f"all others; a share below {4 / (3 * n):.2g} does")
 
     @classmethod
     def options(cls, argument: str | None) -> dict[str, Any]:

@@ -60,10 +60,9 @@ class Replicated(Policy):
             self.allocate_gradients = self.channel.allocate
         reducer = self.reducer_over(bucket_sum, apart=apart, allocate=self.allocate_gradients)
         if self.compressed is not None:
-            from mpitrain.parallel.compress.choose import notes_of
+            from mpitrain.parallel.compress.choose import open_sum
             reducer.reserve()
-            self.compressed.open(reducer.buckets)
-            self.said += notes_of(self.compressed)
+            self.said += open_sum(self.compressed, reducer.buckets, self.context.control)
         return reducer
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:

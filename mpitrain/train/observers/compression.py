@@ -4,8 +4,8 @@ Encoding takes the core that would compute, so nothing hides it. It pays exactly
 
     encode + decode  <  waiting for dense gradients - waiting for compressed ones
 
-The left side, and what a compressed step waits, are measured in every step. What a dense one would wait is found once: the run's
-own buckets are summed as they are, of zeros, and put at the times at which they have been ready.
+The left side is measured in every step. Both waits are found once, alike: the run's own buckets are summed both ways, of zeros
+and while nobody computes, and put at the times at which they have been ready in the steps before.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from mpitrain.backend import Array
 from mpitrain.checkpoint.residuals import Residuals, is_ours
 from mpitrain.checkpoint.state import State
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.work import Collective
 from mpitrain.parallel.gradients.timeline import StepTimes
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
 
 WARM, LOOKED = 5, 20               # steps after the first compressed one: left out of the comparison, and its last one
-PROBES = 3                         # dense sums, of which the fastest counts
+PROBES = 3                         # sums of a bucket each way, of which the fastest counts
 LEAST_S = 20e-6                    # less time is no reason for a line
 
 
@@ -40,14 +41,14 @@ class Compression(Observer):
     def __init__(self, policy: Policy, state: State, control: Channel):
         self.policy, self.state, self.control = policy, state, control
         self.sum: Any = policy.compressed
-        self.residuals = Residuals(self.sum, control)
+        self.residuals = Residuals(self.sum, policy.stage.whole, control)
         state.kept.append(self.residuals)
         self.copied_bytes = 0
         self._steps = 0                                       # since the last line
         self._dense = 0                                       # bytes that would have been sent in these
         self._before = self._totals()
         self._compared = 0                                    # compressed steps that the comparison has seen
-        self._waits: list[tuple[float, float, float]] = []    # of each of these: coding, coding after backward, exposed
+        self._coding: list[float] = []                        # seconds of each of these
 
     def begin(self, run: Watched) -> None:
         self.plan, self.tell, self.more = run.plan, run.tell, run.more
@@ -61,7 +62,7 @@ class Compression(Observer):
         self._steps += 1
         self._dense += self.sum.dense_bytes
         if step > self.sum.after and self._compared < LOOKED:
-            self._compare(fields)
+            self._compare()
         self.more.clear()
         if self.plan.logs(step):
             self.more.update(self._numbers(fields))
@@ -93,44 +94,47 @@ class Compression(Observer):
         return math.fsum(float(np.dot(held.array, held.array)) for name, of in self.sum.owners.items() if of == "worker"
                          for held in self.sum.held(name) if is_ours(held.leaf, mesh))
 
-    def _compare(self, fields: Step) -> None:
+    def _compare(self) -> None:
         """After the last step of the comparison, a line where dense sums would be faster. It communicates then."""
         self._compared += 1
-        times = self.policy.reducer.timeline.steps[-1]
         if self._compared > WARM:
-            self._waits.append((self.sum.clock.seconds - self._coded, self.sum.clock.after(times.backward_end),
-                                fields.comm_exposed_s))
+            self._coding.append(self.sum.clock.seconds - self._coded)
         if self._compared < LOOKED:
             return
-        steps = list(self.policy.reducer.timeline.steps)[-len(self._waits):]
-        exposed = min_of(self.control, dense_wait(steps, self._probe()))
-        coding, late, waited = np.median(np.array(self._waits), axis=0)
-        coding, late = (mean_of(self.control, float(value)) for value in (coding, late))
-        saved = max(0.0, exposed - max(0.0, float(waited) - late))
+        steps = list(self.policy.reducer.timeline.steps)[-len(self._coding):]
+        dense, coded = self._probe()
+        mine = [float(np.median(self._coding)), waited(steps, dense) - waited(steps, coded)]
+        coding, saved = np.mean(self.control.gather_objects(mine), axis=0)
         if coding > saved + LEAST_S:
-            self.tell(f"dense would be faster on this link: {coding * 1e3:.1f} ms of encoding save {saved * 1e3:.1f} ms of "
-                      'waiting in a step; set comm.compress = ""')
+            self.tell(f"dense would be faster on this link: {coding * 1e3:.1f} ms of encoding save {max(saved, 0.0) * 1e3:.1f} "
+                      'ms of waiting in a step; set comm.compress = ""')
 
-    def _probe(self) -> list[float]:
-        """Seconds of a dense sum of each bucket, in the memory that gradients use. It communicates."""
-        reducer, before = self.policy.reducer, self._totals()
+    def _probe(self) -> tuple[list[float], list[float]]:
+        """Seconds of a dense sum of each bucket, and of a compressed one without its coding. It communicates."""
+        reducer, before, kept = self.policy.reducer, self._totals(), self.sum.copied_state()
         gradients: Array = reducer.gradients                  # nobody uses them between two steps
         gradients[...] = 0
-        found = []
+        found: tuple[list[float], list[float]] = [], []
         for bucket in reducer.buckets:
-            collective = self.sum.channel.prepare(gradients[bucket.start:bucket.stop], f"probe of {bucket.name}")
-            took = [0.0] * (not bucket.trained)
-            for _ in range(PROBES * bucket.trained):
-                self.sum.channel.messages.barrier()           # of those that have the same buckets
-                began = perf_counter()
-                collective.start().wait()
-                took.append(perf_counter() - began)
-            found.append(min(took))
-        self._before += self._totals() - before               # these bytes are no step's
+            array = gradients[bucket.start:bucket.stop]
+            for took, prepare in zip(found, (self.sum.dense, self.sum.prepare)):
+                took.append(self._fastest(prepare(bucket, [array])) if bucket.trained else 0.0)
+        self.sum.restore_state(kept)
+        self._before += self._totals() - before               # no step's
         return found
 
+    def _fastest(self, collective: Collective) -> float:
+        """Seconds of the fastest of several, without coding."""
+        took = []
+        for _ in range(PROBES):
+            self.sum.channel.messages.barrier()               # of those that have the same buckets
+            began, coded = perf_counter(), self.sum.clock.seconds
+            collective.start().wait()
+            took.append(perf_counter() - began - (self.sum.clock.seconds - coded))
+        return float(min(took))
 
-def dense_wait(steps: Sequence[StepTimes], seconds: Sequence[float]) -> float:
+
+def waited(steps: Sequence[StepTimes], seconds: Sequence[float]) -> float:
     """Seconds after backward, in the median step, at which the last bucket had landed if each took its `seconds`, one after the
     other, from the time on at which it was ready."""
     waits = []
@@ -140,11 +144,3 @@ def dense_wait(steps: Sequence[StepTimes], seconds: Sequence[float]) -> float:
             end = max(end, ready) + took
         waits.append(max(0.0, end - step.backward_end))
     return float(np.median(waits)) if waits else 0.0
-
-
-def min_of(channel: Channel, value: float) -> float:
-    return float(min(channel.gather_objects(value)))
-
-
-def mean_of(channel: Channel, value: float) -> float:
-    return float(np.mean(channel.gather_objects(value)))
