@@ -61,7 +61,7 @@ class Compression(Observer):
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
         self._steps += 1
         self._dense += self.sum.dense_bytes
-        if step > self.sum.after and self._compared < LOOKED:
+        if self.sum.compares and step > self.sum.after and self._compared < LOOKED:
             self._compare()
         self.more.clear()
         if self.plan.logs(step):
