@@ -18,7 +18,7 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.residuals import is_ours
 from mpitrain.comm.mesh import Mesh
 from mpitrain.errors import CheckpointError, MpitrainError
-from mpitrain.nn.parameter import Described
+from mpitrain.nn.parameter import Parameter
 
 if TYPE_CHECKING:
     from mpitrain.parallel.policies.one_bit import OneBitReplicated
@@ -64,10 +64,10 @@ class Drift(Values):
             raise CheckpointError(f"was written between two exchanges of {self.policy.optimizer.title}, and what its ranks had "
                                   f"by themselves cannot be read: {lacking}; use another checkpoint", file=checkpoint.folder)
 
-    def _held(self) -> Iterator[tuple[str, Described, Any]]:
+    def _held(self) -> Iterator[tuple[str, Parameter, Any]]:
         """(state/parameter, its leaf, its part) of each array that ranks have by themselves."""
         layout, state = self.policy.layout, self.policy.optimizer.state
         for name in self.policy.optimizer.own:
             for segment in layout.segments:
-                leaf: Any = segment.parameter
+                leaf: Parameter = segment.parameter
                 yield f"{name}/{leaf.key}", leaf, state[name][segment.start:segment.stop]

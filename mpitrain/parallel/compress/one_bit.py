@@ -85,6 +85,8 @@ class MomentumSum(CompressedSum):
     that is a part of the rule.
     """
 
+    compares = False                                          # It is asked for by the optimizer's name.
+
     def __init__(self, channel: AnyChannel, layout: FlatLayout, optimizer: Any, *, step: Callable[[], int],
                  rate: Callable[[], float], seed: int):
         super().__init__(channel, layout, Make("onebit", Active), step=step, seed=seed)

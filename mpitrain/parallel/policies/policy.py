@@ -73,6 +73,8 @@ class Policy(ABC):
     cuts_gradients: ClassVar[bool] = False   # Whether a bucket's memory is used again before the step is over.
     cuts_parameters: ClassVar[bool] = False  # Whether a rank puts blocks together while they compute.
     private: Any = None                      # What the run has spent of privacy, where it hides its rows: `train.build.privacy`.
+    masters = False                          # Whether slices of float32 lie apart from parameters that are rounded.
+    packed: Any = None                       # The `packed.PackedParameters` of slices, where they travel so.
     per_node = False                         # Whether the ranks of a node share one copy of the parameters.
     compressed: Any = None                   # The `compress.channel.CompressedSum` of the gradients, where they travel so.
     layout: FlatLayout

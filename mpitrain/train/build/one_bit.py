@@ -35,6 +35,8 @@ def refuse_one_bit(config: Config, grid: Grid, optimizer: Any, steps: int, *, on
              'train.reproducible = "layout"', '"run"'),
             (t.on_nan != "stop", "and what a rank has left out of a message cannot be taken back", f'train.on_nan = "{t.on_nan}"',
              '"stop"'),
+            (t.on_lost == "go_on", "and a rank keeps what its messages left out, that only it has", 'train.on_lost = "go_on"',
+             '"stop"'),
             (bool(config.shrink.prune), "whose signs cannot say 0", f'shrink.prune = "{config.shrink.prune}"', '""'),
             (drifts and config.average.kind != "none", "and ranks have weights of their own between exchanges",
              f'average.kind = "{config.average.kind}"', '"none", or optimizer.local_steps = 1'),

@@ -61,7 +61,7 @@ class Compression(Observer):
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
         self._steps += 1
         self._dense += self.sum.dense_bytes
-        if step > self.sum.after and self._compared < LOOKED:
+        if self.sum.compares and step > self.sum.after and self._compared < LOOKED:
             self._compare()
         if self.plan.logs(step):
             fields.more.update(self._numbers(fields))
