@@ -25,7 +25,7 @@ class FixedPoint:
     def __init__(self, clip: float, count: int, scale: float | None = None):
         self.clip, self.count = clip, count
         room = HALF / (count * (1 + SLACK)) - 1               # for each vector; half a step of it may be rounding
-        best = 2.0 ** math.floor(math.log2(room / clip)) if room > 0 else 0.0
+        best = 2.0 ** math.floor(math.log2(room / clip)) if 0 < room < clip * 1e300 else 0.0
         self.scale = best if scale is None else scale
         if self.scale > best or not clip * best >= 1 << LEAST_SCALE_BITS:
             found = f"{count} * {clip:g} * {self.scale:g}" if scale else f"{count} * {clip:g}, in steps of a 256th of the clip,"

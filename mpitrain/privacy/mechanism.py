@@ -25,8 +25,10 @@ class Mechanism:
 
     def factor(self, squared_norm: float) -> float:
         """What makes the norm `clip` where it is larger, else 1. NaN comes through."""
-        norm = math.sqrt(squared_norm) if squared_norm == squared_norm else math.nan
-        return self.clip / norm if norm > self.clip else norm / norm if norm else 1.0
+        if not math.isfinite(squared_norm):
+            return math.nan
+        norm = math.sqrt(squared_norm)
+        return self.clip / norm if norm > self.clip else 1.0
 
     def bound(self, flat: Any) -> None:
         """Clips a flat array, in place."""

@@ -26,8 +26,8 @@ class ClippedReducer(GradientReducer):
         super()._settle(turn)
 
     def _clip(self, turn: Turn) -> None:
-        views = self._arena_views(turn.arena)
-        own = [views[self._place[s.name]] for bucket in turn.buckets for s in bucket.segments if s.parameter.grad is not None]
-        factor = self.mechanism.factor(sum(sum_of_squares(view) for view in own))
-        for view in own if factor != 1.0 else ():
-            view *= view.dtype.type(factor)
+        arena = self._arenas[turn.arena]
+        own = [arena[s.start:s.stop] for bucket in turn.buckets for s in bucket.segments if s.parameter.grad is not None]
+        factor = self.mechanism.factor(sum(sum_of_squares(part) for part in own))
+        for part in own if factor != 1.0 else ():
+            part *= part.dtype.type(factor)

@@ -22,7 +22,7 @@ from mpitrain.data import Index, Sampler
 from mpitrain.data.poisson import PoissonSampler
 from mpitrain.data.rounds import Rounds
 from mpitrain.errors import ConfigError
-from mpitrain.nn.statistics import running_layers
+from mpitrain.nn.statistics import Running
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.pipeline.by_rows import RowByRow
 from mpitrain.parallel.pipeline.runner import Pipeline
@@ -222,7 +222,7 @@ def refuse_unbounded(config: Config, model: nn.Module, tried: Optimizer) -> None
         return
     use = 'with privacy.unit = "sample" use'
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.SyncBatchNorm) or running_layers(layer):
+        if isinstance(layer, nn.SyncBatchNorm) or any(isinstance(value, Running) for value in vars(layer).values()):
             raise ConfigError(f'the layer "{name}" ({type(layer).__name__}) keeps statistics of all rows, which no noise hides; '
                               f"{use} group norm or layer norm")
         if isinstance(layer, nn.Embedding) and layer.max_norm is not None:

@@ -1,4 +1,4 @@
-"""The secure sum on ranks: each acts some of the clients, and all have the plain sum of the integers."""
+"""Secure sums and noise on ranks: each acts some of the clients, and all have the same bits."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.errors import PrivacyError
 from mpitrain.privacy.fixed_point import FixedPoint
+from mpitrain.privacy.noise import Noise
 from mpitrain.privacy.secure_round import SecureRound
 
 
@@ -39,4 +40,17 @@ def test_ranks_without_a_client_take_part(comm: Any) -> None:
     for n in own:
         secure.add(n, np.full(3, float(n)))
     assert (secure.finish() == 3.0).all()
+    channel.close()
+
+
+def test_noise_has_the_same_bits_on_all_ranks_and_others_each_time(comm: Any) -> None:
+    channel = Channel(comm.Dup(), "noise")
+    noise = Noise(channel)
+    first, second = np.zeros(1003, np.float32), np.zeros(1003, np.float32)
+    noise.add(first, 2.0, 0)
+    noise.add(second, 2.0, 0)
+    assert (first != second).mean() > 0.99
+    assert 1.6 < first.std() < 2.4 and np.count_nonzero(first) == 1003        # each part has an owner
+    everyone = channel.gather_objects(first.tolist())
+    assert all(one == everyone[0] for one in everyone)
     channel.close()
