@@ -82,8 +82,8 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     model = made.model
     rows: Any = inputs.train_rows
     if config.workers.count:
-        from mpitrain.train.build.federation import Federation  # few runs are federations
-        federation = Federation(config, inputs)
+        from mpitrain.train.build.federation import federation_of  # few runs are federations
+        federation = federation_of(config, inputs)
         rows, config = federation.rounds, federation.as_rounds
     valid = validate(config, grid, model, made.optimizer, made.rate, rows)
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
