@@ -139,8 +139,8 @@ def test_a_users_own_function_is_asked_for_each_worker_and_proved() -> None:
             (lambda labels, count, worker, seed: [-1 - worker], r"gives worker 0 the row -1"),
             (lambda labels, count, worker, seed: [0.5], r"must give whole numbers, .* found float64"),
             (lambda labels, count, worker, seed: [worker], r"gives no worker the row 4, nor 7 others"),
-            (lambda labels, count, worker, seed: np.arange(12) if worker == 0 else [], r"gives worker 1 no row"),
-            (lambda labels, count, worker, seed: 1 // worker, r"asked for the rows of worker 0, raised ZeroDivisionError")):
+            (lambda labels, count, worker, seed: [] if worker else np.arange(12), r"gives worker 1 no row"),
+            (lambda labels, count, worker, seed: 1 // worker, r"the rows of worker 0, raised ZeroDivisionError")):
         with pytest.raises(ConfigError, match=message):
             rows_of_workers(OfUser(wrong, "mine.py:wrong"), y, 4, 0)
 

@@ -45,7 +45,8 @@ def test_a_share_of_the_drawn_does_not_answer_by_round_and_worker() -> None:
 
 
 @pytest.mark.parametrize(("rows", "batch", "epochs", "steps", "sizes"), [
-    (10, 4, 2, 0, [4, 4, 2, 4, 4, 2]), (1, 20, 3, 0, [1, 1, 1]), (3, 20, 1, 0, [3]), (10, 4, 0, 4, [4, 4, 2, 4]), (100, 7, 0, 2, [7, 7])])
+    (10, 4, 2, 0, [4, 4, 2, 4, 4, 2]), (1, 20, 3, 0, [1, 1, 1]), (3, 20, 1, 0, [3]), (10, 4, 0, 4, [4, 4, 2, 4]),
+    (100, 7, 0, 2, [7, 7])])
 def test_local_epochs_see_each_row_once_in_an_order_of_their_own(rows: int, batch: int, epochs: int, steps: int,
                                                                  sizes: list[int]) -> None:
     local = Local(batch, epochs, steps)

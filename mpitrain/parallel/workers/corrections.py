@@ -88,10 +88,10 @@ def make_correction(text: str, folder: Any = None) -> Correction:
     """The correction that `workers.correct` names: ``prox:0.1``. ConfigError for anything else."""
     if not text:
         return Correction()
-    if ":" in text and text.partition(":")[0] not in CORRECTIONS:
+    name, _, argument = text.partition(":")
+    if "." in name:                                           # a file or a module of the user's
         found, argument = CORRECTIONS.resolve(text, folder), ""
     else:
-        name, _, argument = text.partition(":")
         found = CORRECTIONS.resolve(name, folder)
     if not (isinstance(found, type) and issubclass(found, Correction)):
         raise ConfigError(f'{KEY} = "{text}" must name a subclass of mpitrain.parallel.workers.corrections.Correction')

@@ -113,7 +113,7 @@ def partition_of(config: Config, inputs: Inputs) -> Partition:
     """The rule that `workers.rows` names."""
     text = config.workers.rows
     name, colon, argument = text.partition(":")
-    if name not in PARTITIONS and colon:
+    if colon and "." in name:
         own: Any = PARTITIONS.resolve(text, config.folder)
         return OfUser(own, text)
     made: Partition = PARTITIONS.resolve(name, config.folder)(argument)
