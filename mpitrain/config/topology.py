@@ -48,6 +48,12 @@ class WorkersConfig:
     drop: float = 0.0                        # share of those that do not answer
     weights: Literal["rows", "equal"] = "rows"       # what a client's change counts in the mean: as many rows as it has, or 1
     correct: str = ""                        # one of CORRECTIONS, "prox:0.1"; or the user's own, "file.py:name"
+    arrival: str = ""                        # "": together; "simulated", "recorded", or a record to repeat, "arrivals.jsonl"
+    in_flight: int = 4                       # with arrival: workers that train at once
+    buffer: int = 1                          # results that change the parameters together
+    staleness: int = 8                       # most changes while a worker trains
+    discount: float = 0.5                    # a result s changes old counts (1 + s)^-discount
+    spread: float = 0.5                      # simulated: standard deviation of the logarithms of workers' speeds
 
 
 @dataclass(frozen=True)

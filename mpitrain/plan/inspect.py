@@ -82,8 +82,8 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     model = made.model
     rows: Any = inputs.train_rows
     if config.workers.count:
-        from mpitrain.train.build.federation import Federation  # few runs are federations
-        federation = Federation(config, inputs)
+        from mpitrain.train.build.federation import federation_of  # few runs are federations
+        federation = federation_of(config, inputs)
         rows, config = federation.rounds, federation.as_rounds
     if config.privacy.unit != "none":
         from mpitrain.train.build.privacy import Privacy  # few runs are private

@@ -153,8 +153,8 @@ class Tape:
 
     def next(self, expected: Sequence[int], landed: Callable[[int], bool]) -> int | None:
         if not self._left or self._left[0] not in expected:
-            found = f"turn {self._left[0]}" if self._left else "no more turns"
-            raise ScheduleError(f"the recorded order has {found} where one of {list(expected)} must arrive; it is of another run")
+            found = f"turn {self._left[0]}" if self._left else "nothing"
+            raise ScheduleError(f"{found} in the recorded order where one of the turns {list(expected)} must arrive")
         return self._left.pop(0)
 
 

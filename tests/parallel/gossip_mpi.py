@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from mpitrain import nn
+from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.nn.init import zeros
 from mpitrain.parallel.levels.gossip import Gossip
+from mpitrain.parallel.levels.neighbours import Neighbours
 from mpitrain.schedules import graphs
 from mpitrain.schedules.graph_check import check_graph, matrix
 
@@ -97,3 +102,58 @@ def test_the_order_of_other_messages_does_not_matter(channel):
     assert (other == channel.size).all()
     x = everyone(channel, own(channel.rank, 100))
     np.testing.assert_allclose(values, (matrix(made.graph.edges(0), channel.size) @ x)[channel.rank], rtol=1e-13, atol=1e-13)
+
+
+class Points(nn.Module):
+    def __init__(self):
+        self.moves, self.stays = nn.Parameter((3, 2), zeros), nn.Parameter((2,), zeros)
+        self.stays.trained_from = math.inf
+
+
+def site_of(mesh, rank):
+    """What a level asks of a policy whose loss is |x - rank|^2 / 2."""
+    storage = Points().initialize(seed=0, dtype="float64")
+    for s in storage.segments:
+        storage.values[s.start:s.stop] = own(rank, s.stop - s.start)
+    return SimpleNamespace(mesh=mesh, storage=storage, stage=SimpleNamespace(chunks=[]), settle=lambda: None, want_norm=True,
+                           context=SimpleNamespace(control=mesh.channel(mesh.axes, "control")))
+
+
+@pytest.mark.parametrize("name, every", [("ring", 1), ("one_peer_exponential", 2), ("random", 1), ("random", 3)])
+def test_steps_between_rounds_are_those_of_the_papers(comm, name, every):
+    """D-PSGD and push-sum in NumPy, for all workers at once, on quadratic losses."""
+    mesh, n, rate = Mesh(comm, site=comm.size, dp=1), comm.size, 0.1
+    policy, proved = site_of(mesh, comm.rank), check_graph(getattr(graphs, name), n, method="push-sum" if name == "random" else
+                                                           "d-psgd", name=name)
+    level = Neighbours(policy, proved, every=every)
+    moves, stays = (policy.storage.values[s.start:s.stop] for s in policy.storage.segments)
+    x, w = np.stack([own(rank, 6) for rank in range(n)]), np.ones((n, 1))
+    still = stays.copy()
+    for step in range(10):
+        gradient = x / w - np.arange(n)[:, None]
+        if step and step % every == 0:
+            m = matrix(proved.edges(step // every - 1), n)
+            x, w = m @ x, m @ w
+        x = x - rate * gradient
+
+        level.begin(step)
+        mine = moves - comm.rank
+        assert level.mix(None)
+        moves -= rate * level.rate_factor * mine
+        level.end(step + 1, rate)
+        np.testing.assert_allclose(moves, (x / w)[comm.rank], rtol=1e-12, atol=1e-12)
+        found = x / w
+        assert level.fields["drift"] == pytest.approx(math.sqrt(((found - found.mean(0)) ** 2).sum() / n
+                                                                / (found.mean(0) ** 2).sum()), rel=1e-9)
+        assert level.fields["round"] == step // every
+    np.testing.assert_array_equal(stays, still)                # what is not trained does not travel
+    flat = policy.storage.values.copy()
+    level.mean_of(flat)
+    np.testing.assert_allclose(flat[policy.storage.segments[0].start:policy.storage.segments[0].stop], x.mean(0), rtol=1e-12)
+
+    level.wait()
+    again = Neighbours(policy, proved, every=every)
+    again.resume(10)
+    again.take_numbers(level.numbers())
+    assert (again.gossip.round, again.gossip.weight) == (level.gossip.round, level.gossip.weight)
+    mesh.close()

@@ -134,7 +134,7 @@ def _of_gradients(table: Table) -> Iterator[str]:
     if table.what != "gradients":
         return
     for key, default in (("every", 1), ("outer", "average"), ("lr", 1.0), ("fragments", 1), ("alpha", 1.0), ("after", 0),
-                         ("compress", ""), ("arguments", {})):
+                         ("compress", ""), ("graph", ""), ("arguments", {})):
         found = getattr(table, key)
         if found != default:
             shown = ", ".join(found) if key == "arguments" else f"{key} = {toml(found)}"

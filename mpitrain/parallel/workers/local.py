@@ -61,17 +61,24 @@ class LocalTraining(Pipeline):
         self.deltas.begin(round)
         self.tallies.round = round
         self.correction.begin_round(round)
+        self._take_turns(turns, lr, losses)
+        self._to_start()
+        if counting is not None:
+            counting.wait()
+        self.flags = float(self._local[-2]), float(self._local[-1])
+        return losses
+
+    def _take_turns(self, turns: Sequence[Turn], lr: float, losses: np.ndarray[Any, Any]) -> None:
+        """Trains the workers of this rank, seat by seat, and delivers their deltas; adds to the seats' `losses`."""
         for index, seat in groupby(turns, key=lambda turn: turn.index):
             for number, turn in enumerate(seat):
                 with self.span("compute", f"worker {turn.worker}"):
                     losses[index] += turn.weight * self._train(turn, lr)
                     self.deltas.add(turn, self.delta, self.seat, first=number == 0)
             self._deliver(index, last=turn is turns[-1])
-        self._to_start()
-        if counting is not None:
-            counting.wait()
-        self.flags = float(self._local[-2]), float(self._local[-1])
-        return losses
+
+    def between(self) -> None:
+        """Between two local steps of a worker: a subclass may look after its messages."""
 
     def _deliver(self, index: int, *, last: bool) -> None:
         """The seat's sum becomes the gradient of its micro-batch."""
@@ -105,6 +112,7 @@ class LocalTraining(Pipeline):
                 return math.nan
             total.append(value)
             count += n
+            self.between()
         np.subtract(self.start, self.values, out=self.delta)
         self.correction.end(turn, self.delta, len(turn.plan), lr)
         return math.fsum(total) / (count or 1.0)

@@ -197,8 +197,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     """
     federation: Any = None
     if config.workers.count:
-        from mpitrain.train.build.federation import Federation
-        federation = Federation(config, inputs)
+        from mpitrain.train.build.federation import federation_of
+        federation = federation_of(config, inputs)
         config = federation.as_rounds
     private: Any = None
     if config.privacy.unit != "none":
@@ -310,6 +310,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         from mpitrain.train.observers.pruning import Pruning
         trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))
     trainer.notes += [*policy.notes, *context.notes, *tried, *(federation.lines() if federation else [])]
+    trainer.observers += federation.observers() if federation else []
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices

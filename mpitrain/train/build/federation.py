@@ -36,6 +36,7 @@ from mpitrain.parallel.workers.local import LocalTraining
 from mpitrain.parallel.workers.policy import Federated
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.train.build.inputs import Inputs, all_labels, has_labels
+from mpitrain.train.observers.observer import Observer
 
 OTHERS: dict[str, Any] = {"what": "parameters", "after": 0, "compress": "", "fragments": 1, "delay": 0, "alpha": 1.0, "graph": ""}
 
@@ -205,9 +206,21 @@ class Federation:
         return LocalTraining(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
                              clip_norm=self.config.optimizer.clip_norm, **options)
 
+    def observers(self) -> list[Observer]:
+        """Observers of the run, on each rank."""
+        return []
+
     def lines(self) -> list[str]:
         """What `inspect` says of the federation, and a run when it starts."""
         draw, sizes = self.rounds.draw, self.rounds.sizes
         drawn = f"each with probability {draw.each:g}" if draw.poisson else f"{int(draw.each)}"
         return [f"{draw.count} workers of {sizes.min()} to {sizes.max()} rows, {drawn} in a round"
                 f"{f', of which a share of {draw.drop:g} does not answer' if draw.drop else ''}"]
+
+
+def federation_of(config: Config, inputs: Inputs) -> Federation:
+    """The federation of a configuration that has one."""
+    if not config.workers.arrival:
+        return Federation(config, inputs)
+    from mpitrain.train.build.paced import PacedFederation  # few federations do not wait
+    return PacedFederation(config, inputs)

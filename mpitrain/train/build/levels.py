@@ -70,8 +70,8 @@ def said(planned: Planned, level: Level) -> str:
     if planned.graph is not None:
         after = f", after {rounds.after} steps that add up gradients" if rounds.after else ""
         often = "in each step" if rounds.every == 1 else f"every {rounds.every} steps"
-        return (f"{level.n_sites} sites meet their neighbours {often}{after}, by {planned.graph.method}; {planned.graph}; {mb:.1f} MiB "
-                "a rank for what is under way")
+        return (f"{level.n_sites} sites meet their neighbours {often}{after}, by {planned.graph.method}; {planned.graph}; {mb:.1f} "
+                "MiB a rank for what is under way")
     if planned.rule is None:
         late = f", {rounds.delay} steps late" if rounds.delay else ""
         return f"{level.n_sites} sites add up their gradients in each step{late}; {mb:.1f} MiB a rank for what is under way"
