@@ -223,7 +223,8 @@ def test_small_parameters_travel_dense_and_a_rank_that_saves_nothing_is_said() -
     assert [piece.name for piece in compressor.dense] == ["p1", "p3", "p5", "p6"] and compressor.notes == []
     assert compressor.words(0) + compressor.words(1) == 57 + 4 * (70 + 166 + 140 + 94)
     compressor = make_compressor("powersgd:100")(MODEL, 2)
-    assert compressor.notes == ["powersgd:100 sends as they are, for two matrices of rank 100 would be no smaller: p0, p2, p4, p7"]
+    assert compressor.notes == ["powersgd:100 sends as they are, for two matrices of rank 100 would be no smaller: "
+                                "p0, p2, p4, p7"]
     assert compressor.words(1) == 0 and compressor.words(0) == SIZE
 
 
@@ -241,7 +242,8 @@ def test_messages_have_the_bytes_that_are_promised() -> None:
     ("topk:0", "expected the share of elements that travel, above 0 and at most 1, as in topk:0.01, found 0"),
     ("topk:1.5", "expected the share .* found 1.5"), ("topk:nan", "expected the share .* found nan"),
     ("topk:-1", "expected the share .* found -1"), ("topk", "expected the share .* found nothing"),
-    ("topk:0.0001", "0.0001 of a block of 4096 elements is less than one, and parameters would never send; take 0.000244 or more"),
+    ("topk:0.0001", "0.0001 of a block of 4096 elements is less than one, and parameters would never send; take 0.000244 or "
+                    "more"),
     ("randomk:0.9", "one of each 1.11 neighbours is nearly all of them; take 0.5 or less"),
     ("powersgd:0", "expected a rank, a whole number above 0, as in powersgd:2, found 0"),
     ("powersgd:2.5", "expected a rank, .* found 2.5"), ("powersgd", "expected a rank, .* found nothing"),
@@ -256,8 +258,8 @@ def test_a_share_that_saves_nothing_between_so_many_workers_is_said() -> None:
     pieces = pieces_of((4096,))
     assert make_compressor("topk:0.01")(pieces, 100).notes == []
     assert make_compressor("topk:0.02")(pieces, 100).notes == [
-        "topk:0.02 between 100 workers sends no less than dense gradients, as each message goes to all others; a share below 0.013 "
-        "does"]
+        "topk:0.02 between 100 workers sends no less than dense gradients, as each message goes to all others; a share below "
+        "0.013 does"]
 
 
 def test_own_classes_are_found_beside_the_config_file(tmp_path: Path) -> None:
@@ -266,7 +268,7 @@ def test_own_classes_are_found_beside_the_config_file(tmp_path: Path) -> None:
                                      "def function(): pass\n")
     make = make_compressor("own.py:Mine", tmp_path)
     assert make.own and not make_compressor("int8").own and make.kind == "packed" and make.block == 256
-    with pytest.raises(ConfigError, match=r'^comm.compress = "own.py:function": expected a subclass of Packed, Linear or Gathered'):
+    with pytest.raises(ConfigError, match='^comm.compress = "own.py:function": expected a subclass of Packed, Linear or Gath'):
         make_compressor("own.py:function", tmp_path)
     with pytest.raises(ConfigError, match='"own.py:Half": it lacks decode, encode, nbytes; derive it'):
         make_compressor("own.py:Half", tmp_path)
@@ -282,4 +284,5 @@ def test_pieces_that_do_not_follow_or_are_cut_inside_of_a_block_are_refused() ->
         make([Piece("w", 0, 300, 100, (400,))], 2)
     with pytest.raises(ShapeError, match="it may be cut nowhere"):
         make_compressor("powersgd:1")([Piece("w", 0, 200, 0, (20, 20))], 2)
-    assert block_bounds([Piece("w", 0, 144, 256, (400,)), Piece("v", 144, 744, 0, (600,))], 256).tolist() == [0, 144, 400, 656, 744]
+    two = [Piece("w", 0, 144, 256, (400,)), Piece("v", 144, 744, 0, (600,))]
+    assert block_bounds(two, 256).tolist() == [0, 144, 400, 656, 744]
