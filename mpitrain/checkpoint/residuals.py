@@ -37,7 +37,6 @@ class Residuals(Values):
         super().__init__("workers", dict, lambda found: None, exact=False)
         self.compressed, self.control = compressed, control
         self._twins = {parameter.twin_of for parameter in whole.parameters() if parameter.twin_of}
-        self.said: list[str] = []
 
     def expected(self, shapes: Shapes) -> Expected:
         return {}                                             # a checkpoint may be of other workers, or of none
@@ -56,7 +55,7 @@ class Residuals(Values):
 
     def read(self, checkpoint: Checkpoint) -> None:
         """Takes a checkpoint's residuals. CheckpointError, on all ranks, where they cannot be this model's."""
-        self.said = []
+        self.said = ()
         before, wrong = self._workers(checkpoint), ""
         try:
             lacking = self._read(checkpoint, before)

@@ -214,8 +214,8 @@ def _not_finite(trial: _Trial) -> None:
             result = workers.exchange(1, gradients)[0]
         for piece in there:
             if np.isfinite(result[piece.start:piece.stop]).all():
-                raise CompressError(f"{value} in the gradient of {piece.name} on a rank does not arrive: the sum is finite there, "
-                                    f"and training would go on")
+                raise CompressError(f"{value} in the gradient of {piece.name} on a rank does not arrive: the sum there is "
+                                    f"finite, and training would go on")
         for state in workers.states:
             for name, array in state.items():
                 if not np.isfinite(array).all():

@@ -52,8 +52,6 @@ class Compression(Observer):
 
     def begin(self, run: Watched) -> None:
         self.plan, self.tell, self.more = run.plan, run.tell, run.more
-        for said in self.residuals.said:
-            self.tell(said)
 
     def before_step(self, step: int) -> None:
         self._coded = self.sum.clock.seconds
