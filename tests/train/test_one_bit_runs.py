@@ -1,4 +1,4 @@
-"""Whole runs with optimizers that send momenta at 1 bit: their warm-up, their bytes, resumed on other ranks, and what is refused."""
+"""Whole runs with optimizers that send momenta at 1 bit: their warm-up and bytes, resumed on other ranks, and what is refused."""
 
 from __future__ import annotations
 

@@ -55,20 +55,29 @@ def _state(config: Config, grid: Grid, closure: str) -> Iterator[ConfigError]:
 
 
 def _slices(config: Config, make: Make) -> Iterator[ConfigError]:
-    """Of a sum of which ranks keep slices: what is added up must come in blocks, and not live by what the last message left out."""
+    """Of a sum of which ranks keep slices: what is added up comes in blocks, and does not live by what a message has left out."""
     c, what = config.comm, f'comm.compress = "{make.text}"'
     found = f'found comm.sharding = "{c.sharding}"; set comm.sharding = "none"'
     if ":" in c.sharding:
         yield ConfigError(f"{what} adds up gradients in its own way, and a policy of your own in another, {found}")
-    if c.cuts != "none" and (make.kind != "packed" or make.block is None or NORM_BLOCK % make.block):
+    if c.cuts != "none" and not in_slices(make):
         yield ConfigError(f"{what} adds up whole gradients on every rank, and not slices of them, {found}, or comm.compress = "
                           '"int8"')
-    if c.cuts in ("gradients", "parameters") and getattr(make.cls, "name", "") == "onebit":
-        yield ConfigError(f"{what} lives by its residuals, which are as long as the parameters, and ranks keep slices, {found}, or "
-                          '"optimizer", or comm.compress = "int8"')
+    if c.cuts in ("gradients", "parameters") and is_one_bit(make):
+        yield ConfigError(f"{what} lives by its residuals, which are as long as the parameters, and ranks keep slices, {found} "
+                          'or "optimizer", or comm.compress = "int8"')
 
 
-def refuse_packed_parameters(config: Config, grid: Grid, *, on_gpu: bool) -> None:
+def in_slices(make: Make) -> bool:
+    """Whether slices of a bucket are made of whole blocks."""
+    return make.kind == "packed" and make.block is not None and NORM_BLOCK % make.block == 0
+
+
+def is_one_bit(make: Make) -> bool:
+    return getattr(make.cls, "name", "") == "onebit"
+
+
+def refuse_packed_parameters(config: Config, *, on_gpu: bool) -> None:
     """ConfigError, on all ranks alike, where comm.compress_parameters does not go with another key."""
     c, t = config.comm, config.train
     what = f'comm.compress_parameters = "{c.compress_parameters}"'
@@ -76,18 +85,18 @@ def refuse_packed_parameters(config: Config, grid: Grid, *, on_gpu: bool) -> Non
         make = make_compressor(c.compress_parameters, config.folder)
     except ConfigError as error:
         raise ConfigError(error.message.replace("comm.compress =", "comm.compress_parameters =")) from None
-    if make.kind != "packed" or make.block is None or NORM_BLOCK % make.block or getattr(make.cls, "name", "") == "onebit":
-        raise ConfigError(f'{what} must keep every parameter, in blocks of few bits, and {make.text} does not; set it to "int8" '
+    if not in_slices(make) or is_one_bit(make):
+        raise ConfigError(f'{what} must send every parameter, in blocks of a few bits each, and this does not; set it to "int8" '
                           'or "int4"')
-    for wrong, why, instead in (
+    for wrong, why in (
             (c.cuts == "none", f'is for ranks that give each other slices, found comm.sharding = "{c.sharding}"; set '
-             'comm.sharding = "optimizer", "gradients" or "parameters"', ""),
-            (t.reproducible == "layout", f"rounds only what travels, and {LAYOUT} promises the bits of one rank", 'train.reproducible'
-             ' = "run"'),
-            (on_gpu, 'is for train.device = "cpu", found "gpu"', ""),
-            (t.precision != "float32", f'rounds float32, found train.precision = "{t.precision}"', 'train.precision = "float32"')):
+             'comm.sharding = "optimizer", "gradients" or "parameters"'),
+            (t.reproducible == "layout", f"rounds what travels, and {LAYOUT} promises the bits of one rank; set "
+             'train.reproducible = "run"'),
+            (on_gpu, 'is for train.device = "cpu", found "gpu"'),
+            (t.precision != "float32", f'rounds float32, found train.precision = "{t.precision}"; set it to "float32"')):
         if wrong:
-            raise ConfigError(f"{what} {why}" + (f"; set {instead}, or leave it empty" if instead else ", or leave it empty"))
+            raise ConfigError(f"{what} {why}, or leave it empty")
 
 
 def _numbers(config: Config, on_gpu: bool) -> Iterator[ConfigError]:

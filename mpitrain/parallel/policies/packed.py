@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from mpitrain.backend import Array
 from mpitrain.comm.face import AnyChannel
-from mpitrain.comm.messages.algorithms import hosts_of
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.messages.meter import metered
+from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.comm.work import Work
 from mpitrain.config import Config
-from mpitrain.nn import Segment
 from mpitrain.parallel.compress.channel import pieces_of
 from mpitrain.parallel.compress.choose import several_nodes
 from mpitrain.parallel.compress.compressor import Packed, make_compressor
@@ -29,7 +25,7 @@ class PackedParameters:
         self.channel, self.shards, self.copy = channel, shards, copy
         self.text, self.clock = config.comm.compress_parameters, Clock()
         make = make_compressor(self.text, config.folder)
-        self.meter = metered(channel, list(range(channel.size)) if copy is not None else hosts_of(channel.comm))
+        self.sent_bytes = self.dense_bytes = 0                # posted since the start, and what that would be as float32
         self._gathers: dict[int, PackedGather] = {}           # by the start of the unit
         for unit in shards.units:
             start, stop = self._ends(unit)
@@ -48,10 +44,12 @@ class PackedParameters:
     def start(self, unit: Unit, whole: Array) -> Work:
         """Begins to write the values of all owners of a unit into its part of `whole`, which begins where the layout does."""
         start, stop = self._ends(unit)
-        return self._gathers[unit.start].start(self.shards.values[unit.shard], whole[start:stop])
+        return self.start_into(unit, whole[start:stop])
 
     def start_into(self, unit: Unit, part: Array) -> Work:
-        """The same into memory for this unit alone."""
+        """The same into memory for what travels of this unit alone."""
+        self.sent_bytes += self._gathers[unit.start].sent
+        self.dense_bytes += self._dense(unit)
         return self._gathers[unit.start].start(self.shards.values[unit.shard], part)
 
     def round(self, whole: Array) -> None:
@@ -68,10 +66,13 @@ class PackedParameters:
     @property
     def sent_dense(self) -> int:
         """The same of float32."""
-        own = sum(part.stop - part.start for unit in self.shards.units for part in unit.parts)
-        return (self.channel.size - 1) * 4 * own
+        return sum(map(self._dense, self.shards.units))
 
-    def note(self, segments: Sequence[Segment]) -> str:
+    def _dense(self, unit: Unit) -> int:
+        found: int = HEADER_BYTES + (self.channel.size - 1) * self.shards.dtype.itemsize * (unit.own.stop - unit.own.start)
+        return found
+
+    def note(self) -> str:
         """What travels, for the run to say."""
         between = f"between {self.channel.size} {'nodes' if self.copy is not None else 'ranks'}"
         return (f"parameters travel as {self.text} {between}, and everybody computes with what arrives: {self.sent:,} bytes of a "

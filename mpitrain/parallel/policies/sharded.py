@@ -66,7 +66,7 @@ class Sharded(Policy):
             return
         cross = None if self.copy is None else self.copy.shared.cross
         self.packed = PackedParameters(config, self.ranks if cross is None else cross, self.shards, self.copy)
-        self.said.append(self.packed.note(self.layout.segments))
+        self.said.append(self.packed.note())
 
     def cut(self, layout: FlatLayout) -> Shards:
         """The slices of the layout that this rank keeps."""

@@ -296,6 +296,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
+    if policy.packed is not None:
+        from mpitrain.train.observers.gathers import Gathers
+        trainer.observers.insert(0, Gathers(policy, control))
     if policy.compressed is not None:
         from mpitrain.train.observers.compression import Compression
         trainer.observers.insert(0, Compression(policy, state, control))

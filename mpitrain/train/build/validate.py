@@ -78,7 +78,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
     if config.comm.compress_parameters:
         from mpitrain.parallel.compress.refuse import refuse_packed_parameters
-        refuse_packed_parameters(config, grid, on_gpu=on_gpu)
+        refuse_packed_parameters(config, on_gpu=on_gpu)
     if tried.sends:
         from mpitrain.train.build.one_bit import refuse_one_bit
         refuse_one_bit(config, grid, tried, t.steps or t.epochs * sampler.steps_per_epoch, on_gpu=on_gpu)
