@@ -134,7 +134,20 @@ def pipeline(*, schedules: str, micro_batches: int, chunks: int, blocks: int, wi
     return measure
 
 
+def compress(*, compressors: str, elements: int, repeats: int) -> Measurement:
+    from mpitrain.bench.compress import bench_compress
+    from mpitrain.parallel.compress.compressor import make_compressor
+    makes = [make_compressor(name) for name in arguments.words(compressors, "--compressors")]
+    arguments.at_least(elements, 1, "--elements")
+    arguments.at_least(repeats, 1, "--repeats")
+
+    def measure(channel: Channel, world: World, report: Report) -> None:
+        as_in_training(channel)
+        bench_compress(channel, world, report, makes=makes, elements=elements, repeats=repeats)
+    return measure
+
+
 # Each verb, and whether one rank alone has something to measure.
 VERBS: dict[str, tuple[Callable[..., Measurement], bool]] = {
     "allreduce": (allreduce, False), "fit": (fit, False), "exchange": (exchange, False), "train": (train, True),
-    "memory": (memory, True), "models": (models, True), "pipeline": (pipeline, False)}
+    "memory": (memory, True), "models": (models, True), "pipeline": (pipeline, False), "compress": (compress, True)}

@@ -18,17 +18,21 @@ GRAPHS: Registry[Any] = Registry("graph")
 PARTITIONS: Registry[Any] = Registry("partition")
 CORRECTIONS: Registry[Any] = Registry("correction")
 ACCOUNTANTS: Registry[Any] = Registry("accountant")
-for _graph in ("ring", "torus", "matching", "one_peer_exponential", "exponential", "complete", "random"):
-    GRAPHS.register_later(_graph, f"mpitrain.schedules.graphs:{_graph}")
-for _registry, _places in ((OUTER, {"average": "Average", "nesterov": "Nesterov", "slowmo": "SlowMo", "fedavgm": "FedAvgM",
-                                    "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad"}),):
-    for _name, _class in _places.items():
-        _registry.register_later(_name, f"mpitrain.optim.outer:{_class}")
-for _name, _class in (("iid", "Iid"), ("shards", "Shards"), ("dirichlet", "Dirichlet"), ("sizes", "Sizes"),
-                      ("column", "ByColumn")):
-    PARTITIONS.register_later(_name, f"mpitrain.data.partitions:{_class}")
-for _name, _class in (("prox", "corrections:Prox"), ("scaffold", "scaffold:Scaffold")):
-    CORRECTIONS.register_later(_name, f"mpitrain.parallel.workers.{_class}")
+OWN = {
+    COMPRESSORS: ("parallel.compress", {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:OneBit",
+                                        "topk": "sparse:TopK", "randomk": "sparse:RandomK", "powersgd": "lowrank:PowerSGD"}),
+    OUTER: ("optim", {"average": "outer:Average", "nesterov": "outer:Nesterov", "slowmo": "outer:SlowMo",
+                      "fedavgm": "outer:FedAvgM", "fedadam": "outer:FedAdam", "fedyogi": "outer:FedYogi",
+                      "fedadagrad": "outer:FedAdagrad"}),
+    GRAPHS: ("schedules", {name: f"graphs:{name}" for name in ("ring", "torus", "matching", "one_peer_exponential", "exponential",
+                                                               "complete", "random")}),
+    PARTITIONS: ("data", {"iid": "partitions:Iid", "shards": "partitions:Shards", "dirichlet": "partitions:Dirichlet",
+                          "sizes": "partitions:Sizes", "column": "partitions:ByColumn"}),
+    CORRECTIONS: ("parallel.workers", {"prox": "corrections:Prox", "scaffold": "scaffold:Scaffold"}),
+    ACCOUNTANTS: ("privacy", {"rdp": "accountant:RenyiAccountant"})}
+for _registry, (_package, _places) in OWN.items():
+    for _name, _place in _places.items():
+        _registry.register_later(_name, f"mpitrain.{_package}.{_place}")
 
 
 @dataclass(frozen=True)

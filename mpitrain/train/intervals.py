@@ -21,7 +21,7 @@ class Step(NamedTuple):
     say of it, by name. `skipped` is the number of steps
     so far that were left out because they were not finite, perhaps this one. `worked` (n,) and `loaded` (n,) are seconds of each
     of n ranks, valid until the next step: at work rather than waiting for other ranks, and of these waiting for data; empty on
-    one rank. `more` are further numbers of the step for metrics.jsonl, by name.
+    one rank.
     """
 
     mean: Any
@@ -33,7 +33,6 @@ class Step(NamedTuple):
     worked: np.ndarray[Any, Any] = NO_TALLY
     loaded: np.ndarray[Any, Any] = NO_TALLY
     told: Mapping[str, float] = MappingProxyType({})
-    more: Mapping[str, float] = MappingProxyType({})
 
     @property
     def loss(self) -> float:

@@ -46,7 +46,12 @@ def add_arguments(parser: ArgumentParser) -> None:
                                 ("--blocks", 8, "of the model, all equal"), ("--width", 256, "of a block; 4 times that inside"),
                                 ("--rows", 256, "of a micro-batch"), ("--steps", 20, "how many are timed, in turns")):
         pipeline.add_argument(flag, type=int, default=number, help=f"{words} (default: %(default)s)")
-    for verb in (allreduce, fit, exchange, train, memory, models, pipeline):
+    compress = verbs.add_parser("compress", help="what compressed gradients take: seconds and bytes for each byte, on one core")
+    compress.add_argument("--compressors", default="int8,int4,onebit,topk:0.01,randomk:0.1,powersgd:4",
+                          help="as comm.compress, with commas (default: %(default)s)")
+    compress.add_argument("--elements", type=int, default=1 << 22, help="float32 numbers (default: %(default)s)")
+    compress.add_argument("--repeats", type=int, default=25, help="how often each is timed (default: %(default)s)")
+    for verb in (allreduce, fit, exchange, train, memory, models, pipeline, compress):
         verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
         verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 

@@ -122,7 +122,7 @@ class Job:
         return found.step
 
     def _restore(self, found: Checkpoint) -> None:
-        if self.policy.level is None:
+        if self.policy.mesh.n_sites == 1:
             refuse_apart(found)
             self.state.restore(found)
             self.context.start_alike(self.state.arrays())
@@ -269,6 +269,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
+    if policy.compressed is not None:
+        from mpitrain.train.observers.compression import Compression
+        trainer.observers.insert(0, Compression(policy, state, control))
     if mesh.n_sites > 1:
         from mpitrain.train.build.levels import add_level
         add_level(config, trainer, state, policy, model)

@@ -22,7 +22,8 @@ from mpitrain.parallel.levels.level import Level
 from mpitrain.parallel.levels.outer import Outer
 from mpitrain.parallel.levels.plan import Planned, plan, trained
 from mpitrain.parallel.policies.policy import Policy
-from mpitrain.train.observers.observer import Observer
+from mpitrain.train.intervals import Step
+from mpitrain.train.observers.observer import Observer, Watched
 from mpitrain.train.trainer import Trainer
 
 
@@ -31,6 +32,12 @@ class Meetings(Observer):
 
     def __init__(self, level: Level):
         self.level = level
+
+    def begin(self, run: Watched) -> None:
+        self._more = run.more
+
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self._more.update(self.level.fields)
 
     def before_checkpoint(self, step: int) -> None:
         self.level.wait()

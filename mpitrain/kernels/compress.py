@@ -1,0 +1,217 @@
+"""Blocks of few bits and their residuals: what compressed gradients are made of, one pass over memory each.
+
+An array of n float32 has blocks: `bounds` is int64 (b + 1), the positions where they begin and the end, counted from anywhere.
+To encode takes a = values + error (error may be None), writes what travels, and leaves a - (what arrives) in `error`; `values`
+stays. A block with a number that is not finite, or so large that a scale times a whole number might not be, has the scale NaN,
+and its error stays as it was. Expressions of NumPy define the bits; native/compress.c has the same.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mpitrain.kernels.library import CFunction, host
+
+Host: TypeAlias = np.ndarray[Any, Any]
+LANES = 64                                       # partial sums of a block's sizes
+TINY = np.float32(2.0 ** -100)                   # scales below count as 0: 1 / scale might overflow
+HUGE = np.uint32(0x7F000000)                     # 2^127 as bits: 127 scales might overflow from there on
+NOT_FINITE = np.uint32(0x7F800000)
+SIZE = np.uint32(0x7FFFFFFF)                     # the bits of abs(x)
+NAN = np.float32(np.nan)
+
+
+def sum_of(values: Host, error: Host | None) -> Host:
+    with np.errstate(over="ignore", invalid="ignore"):
+        return values.copy() if error is None else values + error
+
+
+def bits_of_size(a: Host) -> Host:
+    return a.view(np.uint32) & SIZE
+
+
+def top_of(a: Host, starts: Host) -> Host:
+    """The largest size in each block, as bits."""
+    return np.maximum.reduceat(bits_of_size(a), starts) if len(starts) else np.zeros(0, np.uint32)
+
+
+def keep(error: Host | None, rest: Host, finite: Host) -> None:
+    """Writes `rest` to where blocks are finite."""
+    if error is not None:
+        np.copyto(error, rest, where=finite)
+
+
+def _whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host, most: int) -> Host:
+    """Whole numbers -most .. most of the size of values; the residual is exact (Sterbenz)."""
+    starts, sizes = bounds[:-1] - bounds[0], np.diff(bounds)
+    a = sum_of(values, error)
+    top = top_of(a, starts)
+    finite = top < HUGE
+    scale = np.where(finite, top, np.uint32(0)).view(np.float32) / np.float32(most)
+    zero = scale < TINY
+    scales[...] = np.where(finite, np.where(zero, np.float32(0), scale), NAN)
+    inverse = np.where(zero, np.float32(0), np.float32(1) / np.where(zero, np.float32(1), scale))
+    known = np.repeat(finite, sizes)
+    q = np.rint(np.where(known, a, np.float32(0)) * np.repeat(inverse, sizes))
+    with np.errstate(invalid="ignore"):
+        keep(error, a - q * np.repeat(np.where(zero, np.float32(0), scale), sizes), known)
+    return q.astype(np.int8)
+
+
+def _decoded(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = q.astype(np.float32) * np.repeat(scales, np.diff(bounds))
+        total[...] = total + x if add else x
+
+
+def _int8_encode(values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
+    q[...] = _whole_numbers(values, error, bounds, scales, 127).view(np.uint8)
+
+
+def _int8_decode(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
+    _decoded(q.view(np.int8), bounds, scales, total, add)
+
+
+def _nibbles(bounds: Host) -> tuple[Host, Host]:
+    """Which byte each number is in, and whether in its upper half: a block's first half lies in the lower halves."""
+    sizes = np.diff(bounds)
+    halves = (sizes + 1) // 2
+    place = np.arange(sizes.sum()) - np.repeat(bounds[:-1] - bounds[0], sizes)
+    half = np.repeat(halves, sizes)
+    upper = place >= half
+    return np.repeat(np.cumsum(halves) - halves, sizes) + place - upper * half, upper
+
+
+def _int4_encode(values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
+    numbers = (_whole_numbers(values, error, bounds, scales, 7) + 8).astype(np.uint8)
+    byte, upper = _nibbles(bounds)
+    q[...] = 0x80                                 # where a block is of odd length, the last upper half is a zero
+    q[byte[~upper]] |= numbers[~upper]
+    q[byte[upper]] = q[byte[upper]] & 0x0F | numbers[upper] << 4
+
+
+def _int4_decode(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
+    byte, upper = _nibbles(bounds)
+    _decoded((q[byte] >> (4 * upper).astype(np.uint8) & 0x0F).astype(np.int8) - np.int8(8), bounds, scales, total, add)
+
+
+def _in_rows(x: Host, sizes: Host, width: int) -> tuple[Host, Host]:
+    """Blocks as rows of `width`, padded with zeros; and which numbers are there."""
+    there = np.arange(width) < sizes[:, None]
+    rows = np.zeros((len(sizes), width), x.dtype)
+    rows[there] = x
+    return rows, there
+
+
+def sums_of_sizes(a: Host, sizes: Host) -> Host:
+    """float32 (b,): the sum of abs(x) of each block. Lane l has the numbers l, l + LANES, ... in order; lanes are folded."""
+    width = -(-int(sizes.max(initial=1)) // LANES) * LANES
+    rows = np.abs(_in_rows(a, sizes, width)[0]).reshape(len(sizes), width // LANES, LANES)
+    lanes = np.zeros((len(sizes), LANES), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for i in range(rows.shape[1]):
+            lanes += rows[:, i]
+        while lanes.shape[1] > 1:
+            half = lanes.shape[1] // 2
+            lanes = lanes[:, :half] + lanes[:, half:]
+    return lanes[:, 0]
+
+
+def _onebit_encode(values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
+    sizes = np.diff(bounds)
+    a = sum_of(values, error)
+    total = sums_of_sizes(a, sizes)
+    finite = total < np.inf
+    scale = np.where(finite, total, np.float32(0)) / np.maximum(sizes, 1).astype(np.float32)
+    scales[...] = np.where(finite, scale, NAN)
+    negative = np.signbit(a)
+    width = -(-int(sizes.max(initial=1)) // 8) * 8
+    rows, there = _in_rows(negative, sizes, width)
+    bytes_there = np.arange(width // 8) < ((sizes + 7) // 8)[:, None]
+    q[...] = np.packbits(rows, axis=1, bitorder="little")[bytes_there]
+    each = np.repeat(scale, sizes)
+    with np.errstate(invalid="ignore"):
+        keep(error, a - np.where(negative, -each, each), np.repeat(finite, sizes))
+
+
+def _onebit_decode(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
+    sizes = np.diff(bounds)
+    first = np.cumsum((sizes + 7) // 8) - (sizes + 7) // 8
+    place = np.arange(sizes.sum()) - np.repeat(bounds[:-1] - bounds[0], sizes)
+    negative = q[np.repeat(first, sizes) + place // 8] >> (place % 8).astype(np.uint8) & 1
+    each = np.repeat(scales, sizes)
+    with np.errstate(over="ignore", invalid="ignore"):
+        x = np.where(negative, -each, each)
+        total[...] = total + x if add else x
+
+
+def _topk_encode(values: Host, error: Host | None, bounds: Host, counts: Host, sent: Host, places: Host) -> None:
+    """Of block i the counts[i] largest in size, in the order of their places there; of equal ones the first."""
+    starts, sizes, a = bounds[:-1] - bounds[0], np.diff(bounds), sum_of(values, error)
+    size, rest, at = bits_of_size(a).astype(np.int64), a.copy(), 0
+    for start, length, count in zip(starts, sizes, counts):
+        key = size[start:start + length] << 32 | (length - 1 - np.arange(length))
+        chosen = np.sort(np.argpartition(key, length - count)[length - count:]) if count < length else np.arange(length)
+        sent[at:at + count], places[at:at + count] = a[start + chosen], chosen
+        rest[start + chosen] = 0
+        at += int(count)
+    keep(error, rest, np.repeat(top_of(a, starts) < NOT_FINITE, sizes))
+
+
+def _topk_add(sent: Host, places: Host, bounds: Host, counts: Host, total: Host) -> None:
+    """Adds what travelled to `total`. No place occurs twice."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total[np.repeat(bounds[:-1] - bounds[0], counts) + places] += sent
+
+
+REFERENCE = {"int8_encode": _int8_encode, "int8_decode": _int8_decode, "int4_encode": _int4_encode, "int4_decode": _int4_decode,
+             "onebit_encode": _onebit_encode, "onebit_decode": _onebit_decode, "topk_encode": _topk_encode, "topk_add": _topk_add}
+ENCODE, DECODE = "F:n F?!:n L:b+1 F!:b B!:q in ib iq", "B:q L:b+1 F:b F!:n in ib iq i"
+SIGNATURES = {"int8_encode": "F:n F?!:n L:b+1 F!:b B!:n in ib", "int8_decode": "B:n L:b+1 F:b F!:n in ib i",
+              "int4_encode": ENCODE, "int4_decode": DECODE, "onebit_encode": ENCODE, "onebit_decode": DECODE,
+              "topk_encode": "F:n F?!:n L:b+1 L:b F!:k H!:k in ib ik", "topk_add": "F:k H:k L:b+1 L:b F!:n in ib ik"}
+
+
+@cache
+def version_of(name: str) -> Any:
+    """C's function, or the expression, which are called alike."""
+    return compiled(name) or REFERENCE[name]
+
+
+def compiled(name: str) -> Any:
+    """C's function, for the arguments of the expression; None without a compiler."""
+    body: Any = _ARGUMENTS[name]
+    return host("compress", name, SIGNATURES[name], answers=True)(body)()
+
+
+def _int8_encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
+    call(values, error, bounds, scales, q, len(values), len(scales))
+
+
+def _encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
+    call(values, error, bounds, scales, q, len(values), len(scales), len(q))
+
+
+def _int8_decode_host(call: CFunction, q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
+    call(q, bounds, scales, total, len(total), len(scales), add)
+
+
+def _decode_host(call: CFunction, q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
+    call(q, bounds, scales, total, len(total), len(scales), len(q), add)
+
+
+def _topk_encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, counts: Host, sent: Host, places: Host
+                      ) -> None:
+    call(values, error, bounds, counts, sent, places, len(values), len(counts), len(sent))
+
+
+def _topk_add_host(call: CFunction, sent: Host, places: Host, bounds: Host, counts: Host, total: Host) -> None:
+    call(sent, places, bounds, counts, total, len(total), len(counts), len(sent))
+
+
+_ARGUMENTS = {"int8_encode": _int8_encode_host, "int8_decode": _int8_decode_host, "int4_encode": _encode_host,
+              "int4_decode": _decode_host, "onebit_encode": _encode_host, "onebit_decode": _decode_host,
+              "topk_encode": _topk_encode_host, "topk_add": _topk_add_host}
