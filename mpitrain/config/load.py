@@ -59,6 +59,8 @@ def _load(source: Path, overrides: list[str], folder: Path) -> Config:
 
 
 def _config(tables: dict[str, Any], overrides: list[str], source: Path, folder: Path) -> Config:
+    if isinstance(tables.get("sync"), list):             # [[sync]], of which the command line may give sync.levels anew
+        tables["sync"] = {"levels": tables["sync"]}
     overridden = {override.partition("=")[0] for override in overrides}
     for override in overrides:
         _apply(tables, override, overridden)

@@ -16,7 +16,7 @@ from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.placement.experts import AXIS
 from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage
-from mpitrain.schedules.grid import COPIES, REPLICAS
+from mpitrain.schedules.grid import AXES, COPIES, REPLICAS
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of
@@ -44,9 +44,15 @@ class ParallelContext:
     copies: Channel
     parts: Channel | None = None
     sites: Channel | None = None
+    site: Channel | None = None
     neighbours: Neighbours | None = None
     group: Group | None = None
     choices: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def of_site(self) -> Channel:
+        """The channel of the ranks that train one model together."""
+        return self.control if self.site is None else self.site
 
     @property
     def stage(self) -> Stage:
@@ -140,13 +146,15 @@ def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool 
     if mesh.shares_layers:
         from mpitrain.parallel.layers.join import join
         group = join(placement, mesh, shared=shared)
-    sites = mesh.channel("site", "sites") if mesh.n_sites > 1 else None
+    sites = site = None
+    if mesh.n_sites > 1:
+        sites, site = mesh.channel("site", "sites"), mesh.channel(AXES[1:], "site")
     replicas = control if sites is None and not mesh.cuts_model else mesh.channel(REPLICAS, "replicas")
     if not mesh.cuts_model:
-        return ParallelContext(placement, mesh, control, replicas, replicas, sites=sites)
+        return ParallelContext(placement, mesh, control, replicas, replicas, sites=sites, site=site)
     parts = mesh.channel(("pp", "ep", "tp"), "parts")
     copies = mesh.channel(COPIES, "copies") if mesh.size(AXIS) > 1 else replicas
-    context = ParallelContext(placement, mesh, control, replicas, copies, parts, sites, group=group)
+    context = ParallelContext(placement, mesh, control, replicas, copies, parts, sites, site, group=group)
     if stage.n_stages > 1:
         from mpitrain.parallel.pipeline.neighbours import Neighbours
         context.neighbours = Neighbours(mesh.link("pp", "stages"), stage)

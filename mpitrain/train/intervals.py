@@ -18,7 +18,7 @@ class Step(NamedTuple):
     `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`. `skipped` is the number of steps
     so far that were left out because they were not finite, perhaps this one. `worked` (n,) and `loaded` (n,) are seconds of each
     of n ranks, valid until the next step: at work rather than waiting for other ranks, and of these waiting for data; empty on
-    one rank. `more` are further numbers of the step for its line in metrics.jsonl, by name, to which observers may add.
+    one rank.
     """
 
     mean: Any
@@ -29,7 +29,6 @@ class Step(NamedTuple):
     skipped: int = 0
     worked: np.ndarray[Any, Any] = NO_TALLY
     loaded: np.ndarray[Any, Any] = NO_TALLY
-    more: dict[str, float] = {}              # noqa: RUF012  (the trainer makes one for each step)
 
     @property
     def loss(self) -> float:

@@ -60,6 +60,7 @@ class Trainer:
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
         self._add: Collective = ALONE
         self._late: LateLosses | None = None                     # those of the last step, where nobody has waited for them
+        self.more: dict[str, float] = {}                         # numbers of a step that observers add to its line
         self.notes: list[str] = []                               # lines told when the run starts
         self.found: list[tuple[Observer, Any]] = []              # observers with what their `finish` returned, for run.json
 
@@ -124,7 +125,7 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
         done = self.update.step
-        run = Watched(self.channel.rank, self.channel.size, done, self.plan, self.folder, self.tell)
+        run = Watched(self.channel.rank, self.channel.size, done, self.plan, self.folder, self.tell, self.more)
         try:
             for observer in self.observers:
                 observer.begin(run)
@@ -199,8 +200,10 @@ class Trainer:
             if self.saver is not None and self.bad_steps.go_back is not None:
                 self._saved(self.saver.finish())                 # the state to go back to may still be on its way to the disk
             self.bad_steps.leave_out(self.folder, done, self.pipeline.blamed, self.update.blamed, self.tell)
-        more = {**self.pipeline.tallies.told(result.tally, result.grad_norm), **result.more}
-        result = result._replace(skipped=self.bad_steps.skipped, more=more)
+        self.more.clear()
+        self.more.update(self.pipeline.tallies.told(result.tally, result.grad_norm))
+        if self.bad_steps.skipped:
+            result = result._replace(skipped=self.bad_steps.skipped)
         self._check(result, done)
         seconds = time.perf_counter() - began
         try:

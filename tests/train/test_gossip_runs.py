@@ -59,6 +59,8 @@ def apart(round, n):
 
 number = 3
 """
+RING = 'sync.levels=[{graph="ring"}]'
+CUTS = [(2,), (4, "comm.sharding=parameters"), (4, "mesh.pp=2"), (4, "comm.node_shared=true")]
 REFUSED = [
     ('[{graph="wrong.py:thirds"}]', 'round 0 of 3 workers: what worker 0 keeps and receives adds up to 999/1000'),
     ('[{graph="wrong.py:beyond"}]', "there is no worker 3 (int); they are 0 to 2"),
@@ -85,7 +87,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     runs = [(SITES, "run.toml", "run.out=whole"),
             (SITES, "run.toml", "run.out=peer", 'sync.levels=[{graph="one_peer_exponential",every=2,after=5}]'),
             (SITES, "run.toml", "run.out=refused", f"sync.levels={REFUSED[0][0]}"),
-            (SITES, "evaluate", "whole")]
+            (SITES, "evaluate", "whole"),
+            *((n, "run.toml", f"run.out=cut{i}", "mesh.site=2", "train.steps=8", "train.micro_batches=4", RING, *keys)
+              for i, (n, *keys) in enumerate(CUTS))]
     return folder, many(folder, *runs, timeout=120)
 
 
@@ -115,9 +119,15 @@ def test_every_line_tells_how_far_apart_sites_are(results: Any) -> None:
     assert peer[-1]["round"] == 12
 
 
+def test_a_site_of_several_ranks_learns_what_one_of_a_single_rank_does(results: Any) -> None:
+    """Slices of parameters travel where the optimizer has slices, and a site clips by its own norm."""
+    _, found = results
+    assert len({one["parameters_sha256"] for one in found[4:]}) == 1 and len(found[4:]) == len(CUTS)
+
+
 def test_the_mean_of_the_sites_is_what_is_evaluated_and_kept(results: Any) -> None:
     folder, found = results
-    assert found[-1] == {name: found[0][name] for name in ("loss", "accuracy")}
+    assert found[3] == {name: found[0][name] for name in ("loss", "accuracy")}
     arrays = json.loads((folder / "whole/checkpoints/step-00000020/manifest.json").read_text())["arrays"]
     assert "sites/weights" in arrays
     for k in range(SITES):

@@ -64,6 +64,10 @@ class Fragment:
         self.message: Array = storage.memory(at)
         self.message.fill(0)
 
+    def parts(self, flat: Array) -> list[tuple[Segment, Array]]:
+        """The parts of parameters in an array that lies as the message does."""
+        return [(s, flat[there]) for s, there in self.places]
+
     def pack(self, flat: Any) -> None:
         """Copies this fragment's part of an array in the storage's layout into the message."""
         for s, there in self.places:

@@ -7,13 +7,12 @@ With a delay of s steps the sum of step t is applied in step t + s, on all sites
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from mpitrain.backend import Array
 from mpitrain.parallel.levels.fragments import Fragment
-from mpitrain.parallel.levels.level import Level
+from mpitrain.parallel.levels.level import Level, Parts
 
 if TYPE_CHECKING:
     from mpitrain.comm.messages.channel import Channel
@@ -28,6 +27,7 @@ class GradientMean:
         self.channel, self.storage, self.delay = channel, storage, delay
         trained = [s for s in storage.segments if s.parameter.trained_from != float("inf")]
         self._free = [Fragment(0, trained, storage) for _ in range(delay + 1)]
+        self.nbytes: int = self._free[0].message.nbytes       # of each
         self.late: deque[tuple[Work | None, Fragment]] = deque()       # The oldest first; None: the sum is there.
         self.waited_s = 0.0
 
@@ -68,7 +68,6 @@ class SiteGradients(Level):
     def __init__(self, policy: Policy, delay: int = 0):
         super().__init__(policy)
         self.mean = GradientMean(self.channel, policy.storage, delay)
-        self._kept: dict[str, Array] = {}
         policy.began = delay                                  # The first update is the optimizer's first step.
 
     def mix(self, gradients: Any) -> bool:
@@ -80,19 +79,21 @@ class SiteGradients(Level):
 
     def wait(self) -> None:
         self.mean.wait()
-        for k, (_, fragment) in enumerate(self.mean.late):
-            fragment.unpack(self._kept.setdefault(f"gradients{k}", self.storage.new_flat()))
 
-    def states(self) -> Mapping[str, Array]:
-        return {f"gradients{k}": self._kept.setdefault(f"gradients{k}", self.storage.new_flat())
-                for k in range(len(self.mean.late))}
+    def states(self) -> Mapping[str, Parts]:
+        return {f"gradients{k}": fragment.parts(fragment.message) for k, (_, fragment) in enumerate(self.mean.late)}
 
     def passing(self) -> Sequence[str]:
         return [f"gradients{k}" for k in range(self.mean.delay)]
 
-    def resume(self, step: int) -> None:
-        self.mean.expect(min(step, self.mean.delay))
+    def resume(self, step: int, apart: bool, there: Mapping[str, Collection[str]]) -> str:
+        if apart:
+            return "its sites had parameters of their own"
+        if len(there) != min(step, self.mean.delay):
+            return f"gradients of {len(there)} steps were under way, and delay = {self.mean.delay} needs others"
+        self.mean.expect(len(there))
+        return ""
 
-    def restored(self) -> None:
-        for k, (_, fragment) in enumerate(self.mean.late):
-            fragment.pack(self._kept[f"gradients{k}"])
+    @property
+    def nbytes(self) -> int:
+        return (self.mean.delay + 1) * self.mean.nbytes

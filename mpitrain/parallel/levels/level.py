@@ -10,18 +10,21 @@ optimizer states of their own. What is evaluated, and what a checkpoint calls th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from mpitrain.backend import Array, array_module, asnumpy
 from mpitrain.nn import running_layers
+from mpitrain.optim import Segment
 
 if TYPE_CHECKING:
     from mpitrain.nn.parameter import Buffer
     from mpitrain.parallel.policies.policy import Policy
+
+Parts: TypeAlias = "list[tuple[Segment, Array]]"              # (where a part of a parameter lies in the storage, its values, flat)
 
 
 class Level:
@@ -38,10 +41,10 @@ class Level:
         self.apart = False                                    # Whether parameters differ between sites now; the same on all.
         self.fields: dict[str, float] = {}                    # Of the last meeting, for metrics.jsonl.
         self.notes: list[str] = []
+        self.there: dict[str, Collection[str]] = {}           # Of `passing`: the parameters that a checkpoint being read has.
         self.other: Any = None                                # The mean of the sites, and while that is in use this site's own.
         self._running: list[Buffer] = [b for chunk in policy.stage.chunks for layer in running_layers(chunk) for b in layer.buffers]
         self.other_running: np.ndarray[Any, Any] | None = None
-        self.apart_kinds: list[Any] = []                      # What a checkpoint has of `other`, where sites are apart.
 
     def begin(self, step: int) -> None:
         """Before the first forward of the step after `step` updates."""
@@ -56,12 +59,16 @@ class Level:
     def wait(self) -> None:
         """Waits for what is on its way, so that `states` can be saved."""
 
-    def states(self) -> Mapping[str, Array]:
-        """Arrays in the layout of `storage` that are equal on all sites, by name: ``outer/<name>/<parameter>`` of a checkpoint."""
+    def states(self) -> Mapping[str, Parts]:
+        """What is equal on all sites, by name: ``outer/<name>/<parameter>`` of a checkpoint."""
         return {}
 
-    def own_states(self) -> Mapping[str, Array]:
-        """Such arrays that each site has of its own: ``workers/<site>/<name>/<parameter>``."""
+    def own_states(self) -> Mapping[str, Parts]:
+        """What each site has of its own: ``workers/<site>/<name>/<parameter>``."""
+        return {}
+
+    def owned_states(self) -> Mapping[str, Parts]:
+        """What is of the sum over sites, and kept by one site for each element: ``outer/<name>/<parameter>``."""
         return {}
 
     def numbers(self) -> dict[str, Any]:
@@ -72,23 +79,33 @@ class Level:
         """Those of a checkpoint."""
 
     def passing(self) -> Sequence[str]:
-        """The names of those of `states` that are not there after each step."""
+        """The names of what `states` has after some steps only."""
         return ()
 
-    def has(self, name: str, parameter: str) -> bool:
-        """Whether a state has a part for a parameter now."""
-        return True
-
-    def resume(self, step: int) -> None:
-        """A checkpoint of that step is about to be read: `states` and `apart` are as they were after it."""
-
-    def restored(self) -> None:
-        """Its values have been read into `states` and `own_states`."""
+    def resume(self, step: int, apart: bool, there: Mapping[str, Collection[str]]) -> str:
+        """A checkpoint of that step is about to be read, into `states`: those of `there`, by name, for these parameters. Returns
+        why this level cannot go on from there, or nothing."""
+        self.apart = apart
+        return ""
 
     @property
     def nbytes(self) -> int:
         """The bytes of this rank's states, and of what is on its way."""
-        return sum(array.nbytes for array in (*self.states().values(), *self.own_states().values()))
+        return 0
+
+    def posted(self, length: int) -> int:
+        """The bytes that this rank posts for a dense sum over the sites of so many elements."""
+        from mpitrain.comm.messages.prepare import make_plan
+        from mpitrain.comm.messages.signature import HEADER_BYTES
+        from mpitrain.schedules.collectives import choose
+        itemsize = self.storage.values.dtype.itemsize
+        steps = choose(self.channel.steps, self.n_sites, itemsize * length)
+        plan = make_plan(steps, self.site, self.n_sites, length, itemsize)
+        return HEADER_BYTES + sum(stop - start for round_ in plan.rounds for _, start, stop, _ in round_.sends)
+
+    def parts(self, flat: Array) -> Parts:
+        """The parts of an array in the layout of `storage`."""
+        return [(s, flat[s.start:s.stop]) for s in self.storage.segments]
 
     # -- the mean of the sites -------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from math import sqrt
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -131,11 +132,12 @@ class Neighbours(Level):
         self._weights[self.site] = self.gossip.weight
         self.channel.allreduce(self._weights, name="weights of push-sum")
 
-    def resume(self, step: int) -> None:
-        self.apart = step > self.after
+    def resume(self, step: int, apart: bool, there: Mapping[str, Collection[str]]) -> str:
+        self.apart = apart
         if step >= self.after:
             self._dense = None
         self.gossip.round = max(0, (step - 1 - self.after) // self.every)
+        return ""
 
     @property
     def nbytes(self) -> int:

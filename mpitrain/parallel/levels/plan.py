@@ -13,17 +13,17 @@ from mpitrain.config.messages import toml
 from mpitrain.config.topology import GRAPHS
 from mpitrain.errors import nearest
 from mpitrain.optim.outer import OuterRule, make_outer
-from mpitrain.parallel.levels.outer import Rounds
+from mpitrain.parallel.levels.rounds import Rounds
 from mpitrain.registry import named
 from mpitrain.schedules.graph_check import METHODS, Proved, check_graph
-from mpitrain.schedules.grid import Grid
+from mpitrain.schedules.grid import REPLICAS, Grid
 
 if TYPE_CHECKING:
     from mpitrain.errors import ConfigError
     from mpitrain.nn import Module
 
 ORDER = ("node", "site", "workers")              # from the inside out
-KEPT = ("start", "sent")                         # states that are no rule's
+KEPT = ("start", "sent", "sum_error")                         # states that are no rule's
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,15 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
         raise config.wrong(f"mesh.site = {grid.n_sites} has sites that train apart, found {found}; {instead}, or set mesh.site = 1",
                            ("mesh.site",))
     every = table.every if isinstance(table.every, int) else int(table.every.split()[0]) * steps_per_epoch
-    rounds = Rounds(every, table.after, table.fragments, table.delay)
+    rounds = Rounds(every, table.after, table.fragments, table.delay, steps)
     for message in (*_of_gradients(table), *_of_graph(table), *_times(table, rounds, steps), *_fragments(table, rounds, model)):
         raise config.wrong(message, ("sync.levels",))
     if table.graph:
         return Planned(table, rounds, None, prove(config, table, grid.n_sites))
     if table.what == "gradients":
         return Planned(table, rounds, None)
+    if table.compress:
+        refuse_compressed(config, grid, table)
     rule = make_outer(table.outer, table.lr, table.arguments, config.folder)
     for name in rule.states:
         if name in KEPT or "/" in name:
@@ -72,8 +74,21 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
     return Planned(table, rounds, rule)
 
 
+def refuse_compressed(config: Config, grid: Grid, table: Table) -> None:
+    """ConfigError for a compressor that is not there, or has no whole parameters to work on."""
+    from mpitrain.parallel.compress.compressor import make_compressor
+    make_compressor(table.compress, config.folder)
+    what = f'[[sync]] compress = "{table.compress}"'
+    if grid.count(REPLICAS) > 1 and (config.comm.cuts != "none" or config.comm.node_shared):
+        raise config.wrong(f"{what} needs whole parameters on each rank, found comm.sharding or comm.node_shared, which cut them into "
+                           "slices; leave these out, or compress", ("sync.levels",))
+    if config.train.precision == "float64":
+        raise config.wrong(f'{what} is for parameters of float32, found train.precision = "float64"; leave compress out',
+                           ("sync.levels",))
+
+
 def _order(tables: Sequence[Table]) -> Iterator[str]:
-    seen = [table.over for table in tables]
+    seen: list[str] = [table.over for table in tables]
     for over in ORDER:
         if seen.count(over) > 1:
             yield f'two [[sync]] tables meet over "{over}": the same ranks; leave one of them out'
@@ -100,6 +115,8 @@ def refused(config: Config, closure: str = "") -> Iterator[tuple[str, str]]:
         yield f'average.kind = "{config.average.kind}", an average of one model\'s weights', 'set it to "none"'
     if config.shrink.prune:
         yield f'shrink.prune = "{config.shrink.prune}", whose zeros would be others on each site', 'set it to ""'
+    if config.comm.compress:
+        yield f'comm.compress = "{config.comm.compress}"', "set compress in [[sync]] instead, for what travels between sites"
     if config.workers.count:
         yield f"workers.count = {config.workers.count}, a federation of its own", "set it to 0"
     if closure:
@@ -143,7 +160,7 @@ def _of_gradients(table: Table) -> Iterator[str]:
 
 
 def _times(table: Table, rounds: Rounds, steps: int) -> Iterator[str]:
-    every, after, fragments, delay = rounds
+    every, after, fragments, delay, _ = rounds
     if table.what == "gradients":
         if delay >= steps:
             yield f"[[sync]] delay = {delay} is beyond the run, which has {steps} steps: nothing would be updated; set it to less"

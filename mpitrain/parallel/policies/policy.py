@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict
 
@@ -28,6 +28,7 @@ from mpitrain.parallel.gradients.norm import GradientNorm
 from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.scaled_rows import ScaledRows
 from mpitrain.parallel.gradients.statistics import Statistics
+from mpitrain.parallel.policies.alone import Alone
 from mpitrain.parallel.policies.late_norm import LateNorm
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
@@ -37,13 +38,11 @@ Evaluate = Callable[[bool], tuple[float, Array]]
 
 
 class Outcome(TypedDict):
-    """The outcome of a step: learning rate, global norm before clipping (None where nobody asked), seconds of waiting, and further
-    numbers for metrics.jsonl."""
+    """The outcome of a step: learning rate, global norm before clipping (None where nobody asked), seconds of waiting."""
 
     lr: float
     grad_norm: float | None
     comm_exposed_s: float
-    more: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -93,7 +92,7 @@ class Policy(ABC):
         self.behind = 0                      # Steps by which the learning rate has been set back.
         self.began = 0                       # The step after which the optimizer began anew.
         self.masks: Any = None               # A `shrink.masks.Masks`, which each update ends with.
-        self.level: Any = None               # A `levels.level.Level`: how this site meets others.
+        self.level: Any = Alone()            # Or a `levels.level.Level`: how this site meets others.
         self.goes_on = setup.config.train.on_nan != "stop"
         self.loss_scale: Any = None          # A `loss_scale.LossScale`, where gradients are of a format that underflows.
         self.numbers: Any = None             # The numbers of the step, for the optimizer, where the scale decides.
@@ -210,8 +209,7 @@ class Policy(ABC):
         """To be called before the first forward of a step."""
         for parameter in self._thawing:
             parameter.requires_grad = self.step >= parameter.trained_from
-        if self.level is not None:
-            self.level.begin(self.step)
+        self.level.begin(self.step)
         self.reducer.begin()
 
     def finish(self, again: Evaluate | None = None) -> Outcome:
@@ -226,13 +224,11 @@ class Policy(ABC):
         if not self.is_updated:                               # A step added here belongs into `needs_all_gradients`, too.
             if self.tied is not None:
                 self.tied.add(gradients)
-            due = self.level is None or self.level.mix(gradients)
+            due = self.level.mix(gradients)                   # Whether a gradient has come from the other sites, if it must.
             norm, scale = self._norm_and_scale(gradients)
-            if not due:
-                pass                                          # The first gradients are still on their way to other sites.
-            elif not self.blamed and not self.optimizer.needs_closure:
-                self.update(gradients, lr if self.level is None else lr * self.level.rate_factor, scale)
-            elif not self.blamed:
+            if due and not self.blamed and not self.optimizer.needs_closure:
+                self.update(gradients, lr * self.level.rate_factor, scale)
+            elif due and not self.blamed:
                 self.minimise(again, lr)
         self.optimizer.steps = self.step + 1 - self.began
         self.settle()
@@ -241,10 +237,8 @@ class Policy(ABC):
         else:
             self.statistics.apply()
         self.step += 1
-        if self.level is not None:
-            self.level.end(self.step, lr)
-        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s,
-                "more": {} if self.level is None else self.level.fields}
+        self.level.end(self.step, lr)
+        return {"lr": lr, "grad_norm": norm, "comm_exposed_s": self.reducer.exposed_s}
 
     def wait(self) -> None:
         """Waits for the norm of a step on a device that nobody has looked at. NumericsError where it was not finite."""
@@ -268,8 +262,8 @@ class Policy(ABC):
     def needs_all_gradients(self) -> bool:
         """Whether `finish` does more than update: anything that must see, or change, gradients before the first parameter
         changes. One copy per node updates bucket by bucket wherever this is False, and skips the rest. The same on all ranks."""
-        return (bool(self.clip_norm) or self.want_norm or self.tied is not None or self.loss_scale is not None
-                or (self.level is not None and self.level.needs_gradients))
+        return (bool(self.clip_norm) or self.want_norm or self.tied is not None or self.loss_scale is not None or
+                self.level.needs_gradients)
 
     def measured(self) -> Bytes:
         """Bytes of this rank's parameters, gradients and optimizer state, measured; of shared arrays, this rank's share."""

@@ -125,7 +125,7 @@ class Job:
         return found.step
 
     def _restore(self, found: Checkpoint) -> None:
-        if self.policy.level is None:
+        if self.policy.mesh.n_sites == 1:
             refuse_apart(found)
             self.state.restore(found)
             self.context.start_alike(self.state.arrays())

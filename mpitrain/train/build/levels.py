@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,18 +11,19 @@ import numpy as np
 from mpitrain.checkpoint.kinds import Kept, Placed, Values
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.state import State
-from mpitrain.checkpoint.workers import OfWorkers, Sometimes, sites_of
+from mpitrain.checkpoint.workers import OfWorkers, OwnedBySites, Sometimes, is_apart, refuse_apart, sites_of
 from mpitrain.comm.job import guard
 from mpitrain.config import Config
 from mpitrain.errors import CheckpointError
 from mpitrain.nn import Module, running_layers
 from mpitrain.parallel.levels.fragments import fragments_of
 from mpitrain.parallel.levels.gradients import SiteGradients
-from mpitrain.parallel.levels.level import Level
+from mpitrain.parallel.levels.level import Level, Parts
 from mpitrain.parallel.levels.outer import Outer
 from mpitrain.parallel.levels.plan import Planned, plan, trained
 from mpitrain.parallel.policies.policy import Policy
-from mpitrain.train.observers.observer import Observer
+from mpitrain.train.intervals import Step
+from mpitrain.train.observers.observer import Observer, Watched
 from mpitrain.train.trainer import Trainer
 
 
@@ -31,6 +32,12 @@ class Meetings(Observer):
 
     def __init__(self, level: Level):
         self.level = level
+
+    def begin(self, run: Watched) -> None:
+        self._more = run.more
+
+    def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        self._more.update(self.level.fields)
 
     def before_checkpoint(self, step: int) -> None:
         self.level.wait()
@@ -60,8 +67,13 @@ def make_level(planned: Planned, policy: Policy, model: Module) -> Level:
         return Neighbours(policy, planned.graph, every=planned.rounds.every, after=planned.rounds.after)
     if planned.rule is None:
         return SiteGradients(policy, planned.rounds.delay)
+    code = None
+    if planned.table.compress:
+        from mpitrain.parallel.compress.compressor import make_compressor
+        from mpitrain.parallel.levels.coded import Coded
+        code = partial(Coded, make=make_compressor(planned.table.compress, policy.setup.config.folder))
     return Outer(policy, planned.rounds, planned.rule, fragments_of(trained(model), planned.rounds.fragments),
-                 planned.table.alpha)
+                 planned.table.alpha, code)
 
 
 def said(planned: Planned, level: Level) -> str:
@@ -84,36 +96,49 @@ def said(planned: Planned, level: Level) -> str:
 
 def add_kinds(state: State, policy: Policy, level: Level, model: Module) -> None:
     """The states of a level, and what sites have of their own, as kinds of a checkpoint."""
-    storage, mesh, sliced = policy.storage, policy.mesh, policy.shards is not None
+    mesh, dtype, sliced = policy.mesh, policy.storage.dtype, policy.shards is not None
+    names = {name for name, _ in trained(model)}
 
-    def placed(flat: Any) -> Iterable[Placed]:
-        if flat is None:
-            return ()
-        return (Placed(s.parameter, view, s.first if sliced else None) for s, view in zip(storage.segments, storage.views(flat)))
+    def placed(parts: Parts) -> Iterable[Placed]:
+        for s, flat in parts:
+            whole = not sliced and s.first == 0 and flat.size == s.parameter.size
+            yield Placed(s.parameter, flat.reshape(s.parameter.shape) if whole else flat, None if whole else s.first)
 
-    def some_placed(name: str) -> Iterable[Placed]:
-        return (one for one in placed(level.states().get(name)) if level.has(name, one.leaf.key))
+    def passing(name: str) -> Iterable[Placed]:
+        return placed(level.states().get(name, []))
 
-    kept: list[Any] = []
-    for name in level.states():
-        kept.append(Kept(f"outer/{name}", partial(lambda name: placed(level.states()[name]), name), storage.dtype))
-    for name in level.passing():
-        kept.append(Sometimes(f"outer/{name}", partial(some_placed, name), storage.dtype,
-                              among=partial(lambda name, parameter: name in level.states() and level.has(name, parameter), name)))
-    for name in level.own_states():
-        kept.append(OfWorkers(name, partial(lambda name: placed(level.own_states()[name]), name), storage.dtype, mesh))
+    def has(name: str, parameter: str) -> bool:
+        return parameter in there[name] if name in there else False
+
+    there = level.there
+    kept: list[Any] = [Kept(f"outer/{name}", partial(lambda name: placed(level.states()[name]), name), dtype)
+                       for name in level.states()]
+    kept += [Sometimes(f"outer/{name}", partial(passing, name), dtype, among=partial(has, name)) for name in level.passing()]
+    kept += [OfWorkers(name, partial(lambda name: placed(level.own_states()[name]), name), dtype, mesh, shared=True,
+                       among=names.__contains__) for name in level.own_states()]
+    kept += [OwnedBySites(f"outer/{name}", partial(lambda name: placed(level.owned_states()[name]), name), dtype, mesh,
+                          among=names.__contains__) for name in level.owned_states()]
+    if level.numbers():
+        kept.append(Values("sites", level.numbers, level.take_numbers))
     if level.trains_apart:
         kept += [OfWorkers(kind.prefix, kind.placed, kind.dtype, mesh, first=1, among=kind.among, shape=kind.shape)
                  for kind in state.kept if isinstance(kind, Kept) and kind.prefix.startswith("optimizer/")]
-        level.apart_kinds = [OfWorkers("parameters", lambda: placed(level.other), storage.dtype, mesh, there=lambda: level.apart)]
-        running = {b.name for layer in running_layers(model) for b in layer.buffers}
-        if running:
-            level.apart_kinds.append(OfWorkers("buffers", lambda: _running(level), np.float64, mesh, of="buffers",
-                                               among=running.__contains__, there=lambda: level.apart))
-    if level.numbers():
-        kept.append(Values("sites", level.numbers, level.take_numbers))
+        state.apart = kinds_apart(policy, level, model, placed)
     state.kept[:0] = kept                                     # Read last: what a site has of its own is read over the others'.
-    state.apart = level.apart_kinds
+
+
+def kinds_apart(policy: Policy, level: Level, model: Module, placed: Callable[[Parts], Iterable[Placed]]) -> list[Kept]:
+    """What sites have of their own instead of the run's parameters and buffers, while they are apart."""
+    def own() -> Iterable[Placed]:
+        return placed(level.parts(level.other)) if level.other is not None else ()
+
+    mesh, found = policy.mesh, list[Kept]()
+    found.append(OfWorkers("parameters", own, policy.storage.dtype, mesh, there=lambda: level.apart))
+    running = {b.name for layer in running_layers(model) for b in layer.buffers}
+    if running:
+        found.append(OfWorkers("buffers", lambda: _running(level), np.float64, mesh, of="buffers", among=running.__contains__,
+                               there=lambda: level.apart))
+    return found
 
 
 def _running(level: Level) -> Iterable[Placed]:
@@ -126,19 +151,23 @@ def _running(level: Level) -> Iterable[Placed]:
 
 def restore(level: Level, state: State, found: Checkpoint) -> None:
     """Reads a checkpoint's state. CheckpointError, on all ranks, where its sites are not those of this run. It communicates."""
-    sites = sites_of(found)
-    level.resume(found.step)
-    if sites != level.n_sites and level.apart:
-        with guard.symmetric():
-            raise CheckpointError(f"after step {found.step} the {sites} sites of this run had parameters of their own, and there are "
-                                  f"{level.n_sites} now; set mesh.site = {sites}, or go on from the end of a round", file=found.folder)
+    sites, apart = sites_of(found), is_apart(found)
+    level.there.clear()
+    for name in level.passing():
+        start = f"outer/{name}/"
+        if parameters := {stored.removeprefix(start) for stored in found.arrays if stored.startswith(start)}:
+            level.there[name] = parameters
+    refused = level.resume(found.step, apart, level.there)
+    with guard.symmetric():
+        refuse_apart(found, level.n_sites)
+        if refused:
+            raise CheckpointError(f"this checkpoint, of step {found.step}, cannot be gone on from: {refused}", file=found.folder)
     for kind in (*state.kept, *state.apart):
-        if isinstance(kind, OfWorkers):
+        if isinstance(kind, OfWorkers | OwnedBySites):
             kind.sites = sites
     state.restore(found)
-    if level.apart:                                           # The mean of the sites has been read; each had others of its own.
+    if apart:                                                 # The mean of the sites has been read; each had others of its own.
         level.take_mean()                                     # Makes room: what is in it is read over.
         for kind in state.apart:
             kind.read(found)
         level.exchange()
-    level.restored()

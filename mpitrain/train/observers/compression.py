@@ -51,7 +51,7 @@ class Compression(Observer):
         self._coding: list[float] = []                        # seconds of each of these
 
     def begin(self, run: Watched) -> None:
-        self.plan, self.tell = run.plan, run.tell
+        self.plan, self.tell, self.more = run.plan, run.tell, run.more
 
     def before_step(self, step: int) -> None:
         self._coded = self.sum.clock.seconds
@@ -62,7 +62,7 @@ class Compression(Observer):
         if self.sum.compares and step > self.sum.after and self._compared < LOOKED:
             self._compare()
         if self.plan.logs(step):
-            fields.more.update(self._numbers(fields))
+            self.more.update(self._numbers(fields))
             self._steps, self._dense, self._before = 0, 0, self._totals()
 
     def _totals(self) -> np.ndarray[Any, Any]:

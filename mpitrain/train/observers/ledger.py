@@ -39,7 +39,7 @@ class Ledger(Observer):
         self.file: Path | None = None
 
     def begin(self, run: Watched) -> None:
-        self.plan, self.file = run.plan, None if run.folder is None else run.folder / FILE
+        self.plan, self.more, self.file = run.plan, run.more, None if run.folder is None else run.folder / FILE
         if run.step:
             kept = on_first(self.channel, self._kept)
             if kept is not None:
@@ -48,7 +48,7 @@ class Ledger(Observer):
         self.notes += self.private.lines()
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
-        fields.more.update(self.private.told())
+        self.more.update(self.private.told())
         if self.plan.logs(step) or self.plan.evaluates(step) or self.plan.saves(step):
             self._write()
 

@@ -16,7 +16,7 @@ class Rates(Observer):
     """Means since the last line that was due, over training time alone: no evaluation, no saving."""
 
     def begin(self, run: Watched) -> None:
-        self.plan = run.plan
+        self.plan, self.more = run.plan, run.more
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
@@ -42,7 +42,7 @@ class Lines(Rates):
                 "comm_exposed_share": self._exposed / max(self._seconds, 1e-9), "peak_rss_mb": resident(peak=True) / 2**20}
         if fields.skipped:
             line["skipped"] = fields.skipped
-        line |= fields.more
+        line |= self.more
         self.write(step, "train", line)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:
