@@ -12,7 +12,6 @@ import math
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +47,7 @@ from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import place
 from mpitrain.train.build import precision
 from mpitrain.train.build.evaluation import judges, make_evaluator, refuse_without_evaluations
+from mpitrain.train.build.extension import Assembled, Extension, extensions_of, observe, take
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.trial import try_replicas, try_samples
@@ -83,7 +83,7 @@ class Job:
     tuning: Tuning                           # settings chosen by measurement: its `choices`
     timeline: Timeline                       # times of this rank's steps
     numerics: dict[str, str] | None = None   # fingerprint of the machine; with reproducible = "layout"
-    restored: Callable[[Checkpoint], None] | None = None      # reads of a checkpoint what ranks do not have alike
+    parts: Sequence[Extension] = ()          # what sections of the configuration add
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
@@ -124,28 +124,16 @@ class Job:
             self._restore(found)
         return found.step
 
-    def _restore(self, found: Checkpoint) -> None:
-        if self.policy.mesh.n_sites == 1:
+    def _restore(self, found: Checkpoint, *, resumed: bool = False) -> None:
+        if not any(part.restore(self.state, found) for part in self.parts):
             refuse_apart(found)
             self.state.restore(found)
             self.context.start_alike(self.state.arrays())
-        else:
-            from mpitrain.train.build.levels import restore
-            restore(self.policy.level, self.state, found)
-            self.context.start_alike(self.state.arrays(), apart=True)
-        if self.restored is not None:
-            self.restored(found)
+        for part in self.parts:
+            part.restored(found, resumed=resumed)
         rate, kept = self.trainer.update.rate, found.meta.get("rate")
         if isinstance(rate, Adaptive) and kept is not None:
-            self._restored("its learning rate", rate.restore, kept, found)
-
-    def _restored(self, what: str, restore: Callable[[Any], None], kept: Any, found: Checkpoint) -> None:
-        try:
-            restore(kept)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            with guard.symmetric():
-                raise CheckpointError(f"{what} is damaged: {str(kept)[:100]}; use another checkpoint",
-                                      file=found.folder) from None
+            take("its learning rate", rate.restore, kept, found)
 
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
@@ -164,10 +152,10 @@ class Job:
         if found.step > self.plan.steps:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
                               "raise train.steps or train.epochs", file=found.folder)
-        self._restore(found)
-        if self.policy.private or "privacy" in found.meta:
-            from mpitrain.train.build.privacy import go_on
-            self._restored("what it has spent of privacy", partial(go_on, self.policy.private), found.meta.get("privacy"), found)
+        if "privacy" in found.meta and self.policy.private is None:
+            from mpitrain.train.build.privacy import refuse_without
+            refuse_without()
+        self._restore(found, resumed=True)
         self.trainer.update.step = found.step
         self.trainer.bad_steps.resume(found.meta)
         chosen = found.meta.get("choices") or {}
@@ -175,7 +163,7 @@ class Job:
         best = found.meta.get("best") if found.meta.get("best_metric", "loss") == self.trainer.judge[0] else None
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         if self.trainer.patience is not None:
-            self._restored("the state of its early stopping", self.trainer.patience.restore, found.meta.get("stop"), found)
+            take("the state of its early stopping", self.trainer.patience.restore, found.meta.get("stop"), found)
         metrics = found.meta.get("metrics") or {}
         self.trainer.metrics = {name: math.nan if value is None else value for name, value in metrics.items()}
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
@@ -197,18 +185,11 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     before the first exchange of gradients and before anything is written. The function is longer than a screen because its order
     is the composition rule, and a reader should see it in one piece.
     """
-    federation: Any = None
-    if config.workers.count:
-        from mpitrain.train.build.federation import federation_of
-        federation = federation_of(config, inputs)
-        config = federation.as_rounds
-    private: Any = None
-    if config.privacy.unit != "none":
-        from mpitrain.train.build.privacy import Privacy
-        private = Privacy(config, inputs.train_rows, federation.rounds if federation else None)
-        config = private.config
+    parts = extensions_of(config, inputs, optimizer)
+    drawn: Any = inputs.train_rows
+    for part in parts:
+        config, drawn = part.configured(config), part.drawn(drawn)
     m, t, comm = config.mesh, config.train, config.comm
-    drawn = private.sampler if private else federation.rounds if federation else inputs.train_rows
     valid = validate(config, mesh, model, optimizer, rate, drawn)
     n_micro, sampler = valid.n_micro, valid.sampler
     anywhere = t.reproducible == "layout"
@@ -244,29 +225,26 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     sampled = try_samples(inference, loss, inputs, placement, context.output_shape, control)
     n_classes, ignore, tried, _ = sampled
 
-    if federation:
-        stepper = federation.open(policy, optimizer(policy.storage), control)
-    elif config.optimizer.offload == "none":
+    if config.optimizer.offload == "none":
         stepper = optimizer(policy.storage)
     else:
         from mpitrain.train.build.offload import files_folder, offloaded
         stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
-    if stepper.sends:
-        stepper.planned(plan.steps, policy.channel.size)      # type: ignore[attr-defined]
+    for part in parts:
+        stepper = part.optimizer(stepper, policy, control, plan.steps)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
-    state.kept += federation.kept() if federation else []
+    state.kept += [kind for part in parts for kind in part.kinds()]
     synchronise_batch_norm(stage.model, context.replicas)
     context.start_alike(state.arrays())
     policy.refresh()
     tried = [*tried, *try_replicas(model, inference, inputs, mesh, control)]
 
     first, last = placement.own_micro_batches
-    if private:
-        private.plan(plan.steps)
-        private.open(policy, mesh, control, range(first, last))
+    new_loader, new_pipeline = Loader, Pipeline
+    for part in parts:
+        part.open(policy, mesh, control, range(first, last), plan.steps)
+        new_loader, new_pipeline = part.loader(new_loader), part.pipeline(new_pipeline)
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
-    new_loader, new_pipeline = (federation.loader, federation.pipeline) if federation else \
-        (Loader, private.pipeline if private else Pipeline)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     rows = inputs.as_stored() if device.name == "gpu" and placement.part is None else inputs
     loader = new_loader(rows.training, sampler, n_micro, first, last, transforms=rows.transforms, augment=rows.augment,
@@ -279,10 +257,6 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     pipeline.scale = None if policy.loss_scale is None else policy.loss_scale.scale
     evaluator = make_evaluator(inference, loss, inputs, context, metrics, sampled, cuts_parameters=policy.cuts_parameters,
                                dtype=policy.layout.dtype, span=timeline.span, rows=rows)
-    restored = None
-    if stepper.sends:
-        from mpitrain.train.build.one_bit import let_drift
-        restored = let_drift(policy, state, evaluator)
     if evaluator is None:
         refuse_without_evaluations(config, policy.rate)
     tuning = make_tuning(comm, reducer, control, mesh)
@@ -291,35 +265,18 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if device.name == "gpu":
         from mpitrain.train.build.device import prepare
         prepare(trainer, config, device, policy)
-    if private:
-        private.watch(trainer)
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
-    if policy.packed is not None:
-        from mpitrain.train.observers.gathers import Gathers
-        trainer.observers.insert(0, Gathers(policy, control))
-    if policy.compressed is not None:
-        from mpitrain.train.observers.compression import Compression
-        trainer.observers.insert(0, Compression(policy, state, control))
-    if mesh.n_sites > 1:
-        from mpitrain.train.build.levels import add_level
-        add_level(config, trainer, state, policy, model)
-    if config.average.kind != "none":
-        from mpitrain.train.observers.averaging import Averaging
-        averaging = Averaging(config.average, policy, state)
-        trainer.observers.insert(0, averaging)
-        if evaluator is not None:
-            evaluator.weights = averaging.in_use
-    if config.shrink.prune:
-        from mpitrain.train.observers.pruning import Pruning
-        trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))
-    trainer.notes += [*policy.notes, *context.notes, *tried, *(federation.lines() if federation else [])]
-    trainer.observers += federation.observers() if federation else []
+    run = Assembled(config, trainer, state, policy, control, model)
+    observe(run)
+    trainer.notes += [*policy.notes, *context.notes, *tried]
+    for part in parts:
+        part.join(run)
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices
-    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics, restored)
+    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics, parts)
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

@@ -14,7 +14,6 @@ from mpitrain.checkpoint.state import State
 from mpitrain.checkpoint.workers import OfWorkers, OwnedBySites, Sometimes, is_apart, refuse_apart, sites_of
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
-from mpitrain.config import Config
 from mpitrain.errors import CheckpointError
 from mpitrain.nn import Module, running_layers
 from mpitrain.parallel.levels.fragments import fragments_of
@@ -23,9 +22,9 @@ from mpitrain.parallel.levels.level import Level, Parts
 from mpitrain.parallel.levels.outer import Outer
 from mpitrain.parallel.levels.plan import Planned, plan, trained
 from mpitrain.parallel.policies.policy import Policy
+from mpitrain.train.build.extension import Assembled, Extension
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
-from mpitrain.train.trainer import Trainer
 
 
 class Meetings(Observer):
@@ -50,17 +49,28 @@ class Meetings(Observer):
         return {"sites": {"number": level.n_sites, "wire_bytes": max(sent) / steps, "dense_bytes": max(dense)}}
 
 
-def add_level(config: Config, trainer: Trainer, state: State, policy: Policy, model: Module) -> None:
-    """Gives an open policy its level, and the trainer and the state what follows from it. It communicates."""
-    planned = plan(config, policy.mesh, model, trainer.plan.steps, trainer.plan.steps_per_epoch)
-    assert planned is not None
-    policy.level = level = make_level(planned, policy, model)
-    trainer.weights = level.in_use
-    if trainer.evaluator is not None:
-        trainer.evaluator.weights = level.in_use
-    trainer.observers.insert(0, Meetings(level, trainer.channel))
-    trainer.notes += [said(planned, level), *level.notes]
-    add_kinds(state, policy, level, model)
+class Sites(Extension):
+    """Sites that train apart, and meet by a level."""
+
+    def join(self, run: Assembled) -> None:
+        """Gives the policy, which is open, its level, and the trainer and the state what follows from it. It communicates."""
+        config, trainer, state, policy, control, model = run
+        planned = plan(config, policy.mesh, model, trainer.plan.steps, trainer.plan.steps_per_epoch)
+        assert planned is not None
+        self.policy, self.level = policy, make_level(planned, policy, model)
+        policy.level = level = self.level
+        trainer.weights = level.in_use
+        if trainer.evaluator is not None:
+            trainer.evaluator.weights = level.in_use
+        trainer.observers.insert(0, Meetings(level, control))
+        trainer.notes += [said(planned, level), *level.notes]
+        add_kinds(state, policy, level, model)
+
+    def restore(self, state: State, found: Checkpoint) -> bool:
+        """CheckpointError, on all ranks, where its sites are not those of this run. It communicates."""
+        restore(self.level, state, found)
+        self.policy.context.start_alike(state.arrays(), apart=True)
+        return True
 
 
 def make_level(planned: Planned, policy: Policy, model: Module) -> Level:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from mpitrain.checkpoint.drift import Drift
 from mpitrain.checkpoint.manifest import Checkpoint
-from mpitrain.checkpoint.state import State
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
+from mpitrain.optim import Optimizer
+from mpitrain.parallel.policies.policy import Policy
 from mpitrain.schedules.grid import Grid
-from mpitrain.train.evaluate import Evaluator
+from mpitrain.train.build.extension import Assembled, Extension
 
 
 def refuse_one_bit(config: Config, grid: Grid, optimizer: Any, steps: int, *, on_gpu: bool) -> None:
@@ -46,15 +47,20 @@ def refuse_one_bit(config: Config, grid: Grid, optimizer: Any, steps: int, *, on
     optimizer.planned(steps, 1)
 
 
-def let_drift(policy: Any, state: State, evaluator: Evaluator | None) -> Callable[[Checkpoint], None]:
-    """Evaluations are of the ranks' mean, and checkpoints hold what each has by itself, which the function that is returned
-    reads."""
-    drift = Drift(policy)
-    state.kept.append(drift)
-    if evaluator is not None:
-        evaluator.weights = policy.mean_in_use
+class OneBit(Extension):
+    """Evaluations are of the ranks' mean, and checkpoints hold what each has by itself."""
 
-    def restored(found: Checkpoint) -> None:
-        drift.restore(found)
-        policy.recompute()
-    return restored
+    def optimizer(self, made: Optimizer, policy: Policy, control: Channel, steps: int) -> Optimizer:
+        cast(Any, made).planned(steps, policy.channel.size)
+        return made
+
+    def join(self, run: Assembled) -> None:
+        self.policy: Any = run.policy
+        self.drift = Drift(self.policy)
+        run.state.kept.append(self.drift)
+        if run.trainer.evaluator is not None:
+            run.trainer.evaluator.weights = self.policy.mean_in_use
+
+    def restored(self, found: Checkpoint, *, resumed: bool) -> None:
+        self.drift.restore(found)
+        self.policy.recompute()

@@ -54,7 +54,7 @@ class PacedFederation(Federation):
             return Clock([speed(seed, one.worker, w.spread) * one.steps for one in turns])
         return AsTheyCome() if w.arrival == RECORDED else Tape(self.tape[round])
 
-    def pipeline(self, *arguments: Any, **options: Any) -> Pipeline:
+    def turns(self, *arguments: Any, **options: Any) -> Pipeline:
         self.made = Paced(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
                           clip_norm=self.config.optimizer.clip_norm, pace=self.pace, order_of=self.order_of, rate=self.rate,
                           link=self.policy.mesh.link(REPLICAS, "turns"), **options)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpitrain import nn
+from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config, changed
@@ -25,7 +26,6 @@ from mpitrain.errors import ConfigError
 from mpitrain.nn.statistics import Running
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.pipeline.by_rows import RowByRow
-from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.parallel.policies.private import Private
 from mpitrain.parallel.workers.policy import Federated
@@ -34,14 +34,14 @@ from mpitrain.privacy.accountant import Accountant, Spent, noise_for
 from mpitrain.privacy.fixed_point import FixedPoint
 from mpitrain.privacy.mechanism import Mechanism
 from mpitrain.privacy.noise import Noise
+from mpitrain.train.build.extension import Assembled, Extension, take
 from mpitrain.train.observers.ledger import Ledger
-from mpitrain.train.trainer import Trainer
 
 USER = "the ranks of one mpirun are one user's, who sees all: this shows the protocol, and deploys nothing"
 
 
-class Privacy:
-    """What `assemble` takes for a private run. `rounds` are a federation's, `rows` the training rows. ConfigError, alike on all
+class Privacy(Extension):
+    """`rounds` are a federation's, `rows` the training rows. ConfigError, alike on all
     ranks and without MPI, for what cannot be had."""
 
     def __init__(self, config: Config, rows: Index, rounds: Rounds | None):
@@ -93,6 +93,16 @@ class Privacy:
             most = sampler.capacity
         self.config = changed(config, train={"micro_batches": most, "batch_size": most})
 
+    def configured(self, config: Config) -> Config:
+        return self.config
+
+    def drawn(self, rows: Any) -> Any:
+        return self.sampler
+
+    def described(self, steps: int) -> list[str]:
+        self.plan(steps)
+        return self.lines()
+
     def plan(self, steps: int, done: int = 0) -> None:
         """The noise, where it is found for an epsilon at the end of a run of so many steps, of which some are `done`. ConfigError
         where none is enough."""
@@ -107,8 +117,9 @@ class Privacy:
         key, history = (self.q or 0.0, self.sigma), self.spent.history
         return self.accountant.epsilon({**history, key: history.get(key, 0) + self.left}, self.keys.delta)
 
-    def watch(self, trainer: Trainer) -> None:
+    def join(self, run: Assembled) -> None:
         """Keeps what is spent beside what the run shows."""
+        trainer = run.trainer
         self.tell = trainer.tell
         if self.spent is None:
             trainer.notes += self.lines()
@@ -121,8 +132,9 @@ class Privacy:
         self.plan(self.steps, step)
         self.mechanism.sigma = self.sigma
 
-    def open(self, policy: Policy, mesh: Mesh, control: Channel, own_seats: range) -> None:
+    def open(self, policy: Policy, mesh: Mesh, control: Channel, seats: range, steps: int) -> None:
         """Gives the policy, before it opens, what bounds and hides. It communicates."""
+        self.plan(steps)
         p, channel = self.keys, mesh.channel(mesh.axes, "privacy")
         if not self.seeded:                                   # Who is drawn must not follow from a seed in run.json.
             seed = int(control.broadcast_object(secrets.randbits(62)))
@@ -139,16 +151,24 @@ class Privacy:
             policy.mechanism = mechanism
             return
         assert isinstance(policy, Federated)
-        seats = self.rounds.seats
         if self.numbers is None:
-            policy.deltas = PrivateDeltas(seats, mechanism)
+            policy.deltas = PrivateDeltas(self.rounds.seats, mechanism)
         else:
-            policy.deltas = secure = SecureDeltas(seats, mechanism, channel=channel, rounds=self.rounds, own_seats=own_seats,
+            policy.deltas = secure = SecureDeltas(self.rounds.seats, mechanism, channel=channel, rounds=self.rounds, own_seats=seats,
                                                   numbers=self.numbers, threshold=p.threshold, tell=lambda text: self.tell(text))
             secure.length = policy.layout.size
 
-    def pipeline(self, *arguments: Any, **options: Any) -> Pipeline:
-        return RowByRow(*arguments, **options)
+    def pipeline(self, kind: Any) -> Any:
+        return kind if self.rounds is not None else RowByRow
+
+    def restored(self, found: Checkpoint, *, resumed: bool) -> None:
+        """What the run has spent before goes on to be counted. ConfigError where it was not private."""
+        if not resumed:
+            return                                            # Steps that are done again are spent again.
+        if "privacy" not in found.meta:
+            raise ConfigError("the checkpoint is of a run without [privacy], whose steps have told of every row: no epsilon would "
+                              "hold; start a run of its own")
+        take("what it has spent of privacy", self.go_on_from, found.meta["privacy"], found)
 
     def told(self) -> dict[str, float]:
         """Further numbers of a step for metrics.jsonl."""
@@ -185,7 +205,7 @@ class Privacy:
         return {"unit": p.unit, "count": self.count, "delta": p.delta, "clip": p.clip, "noise": self.sigma,
                 "history": None if self.spent is None else self.spent.record()}
 
-    def restore(self, kept: Any) -> None:
+    def go_on_from(self, kept: Any) -> None:
         """Goes on from what a checkpoint, or the run folder, has kept. ConfigError for another claim; ValueError, TypeError or
         KeyError for what is none."""
         mine = self.record()
@@ -202,15 +222,10 @@ class Privacy:
                               "run of its own")
 
 
-def go_on(private: Privacy | None, kept: Any) -> None:
-    """What a run has spent before goes on to be counted. ConfigError where it was private and is not, or the other way round."""
-    if kept is None:
-        raise ConfigError("the checkpoint is of a run without [privacy], whose steps have told of every row: no epsilon would "
-                          "hold; start a run of its own")
-    if private is None:
-        raise ConfigError("the checkpoint is of a run with [privacy], whose epsilon would not hold for steps without; give "
-                          "privacy as it was, or start a run of its own from it with model.init_from")
-    private.restore(kept)
+def refuse_without() -> None:
+    """ConfigError for a run without [privacy] that goes on from one with it."""
+    raise ConfigError("the checkpoint is of a run with [privacy], whose epsilon would not hold for steps without; give privacy as "
+                      "it was, or start a run of its own from it with model.init_from")
 
 
 def refuse_unbounded(config: Config, model: nn.Module, tried: Optimizer) -> None:

@@ -21,7 +21,7 @@ class Spends(Protocol):
     """The privacy of a run, `train.build.privacy.Privacy`."""
 
     def record(self) -> dict[str, Any]: ...
-    def restore(self, kept: Any) -> None: ...
+    def go_on_from(self, kept: Any) -> None: ...
     def go_on_after(self, step: int) -> None:
         """The run goes on after a step: its noise is found anew where it must be."""
     def told(self) -> dict[str, float]:
@@ -74,7 +74,7 @@ class Ledger(Observer):
 
     def _restore(self, kept: Any) -> None:
         try:
-            self.private.restore(kept)
+            self.private.go_on_from(kept)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise self._damaged() from None
 
