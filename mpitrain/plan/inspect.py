@@ -42,7 +42,7 @@ from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train.build.evaluation import refuse_evaluations
-from mpitrain.train.build.extension import extensions_of
+from mpitrain.train.build.extensions import extensions_of
 from mpitrain.train.build.from_config import Described, checkpoint_folder, never_thawed, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, inputs_of

@@ -51,7 +51,7 @@ class Replicated(Policy):
 
     def _say_choice(self, dtype: str) -> None:
         super()._say_choice(dtype)
-        if self.compressed is not None:
+        if self.compressed is not None and "exchange" in self.choices:
             self.choices["exchange"]["wire"] = self.compressed.make.text
 
     def unlike(self, step: int) -> Sequence[str]:

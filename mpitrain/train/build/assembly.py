@@ -47,7 +47,8 @@ from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import place
 from mpitrain.train.build import precision
 from mpitrain.train.build.evaluation import judges, make_evaluator, refuse_without_evaluations
-from mpitrain.train.build.extension import Assembled, Extension, extensions_of, observe, take
+from mpitrain.train.build.extension import Assembled, Extension, take
+from mpitrain.train.build.extensions import extensions_of, observe
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.trial import try_replicas, try_samples

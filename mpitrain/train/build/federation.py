@@ -17,7 +17,7 @@ from mpitrain.checkpoint.hosted import OfWorkers
 from mpitrain.checkpoint.kinds import in_flat
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config, changed
-from mpitrain.config.levels import Level, levels_of
+from mpitrain.config.levels import Level, levels_of, make_outer
 from mpitrain.config.messages import written
 from mpitrain.config.topology import PARTITIONS
 from mpitrain.data import Dataset
@@ -27,7 +27,6 @@ from mpitrain.errors import ConfigError
 from mpitrain.nn.statistics import running_layers
 from mpitrain.optim import Optimizer
 from mpitrain.optim.by_rule import ByRule
-from mpitrain.optim.outer import make_outer
 from mpitrain.optim.rules import SGD
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy

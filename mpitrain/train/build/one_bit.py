@@ -55,7 +55,7 @@ class OneBit(Extension):
         return made
 
     def join(self, run: Assembled) -> None:
-        self.policy: Any = run.policy
+        self.policy = cast(Any, run.policy)
         self.drift = Drift(self.policy)
         run.state.kept.append(self.drift)
         if run.trainer.evaluator is not None:
