@@ -10,6 +10,7 @@ backward wrote it, and the optimizer reads it where it landed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, groupby
@@ -62,6 +63,11 @@ class Bucket:
     def trained(self) -> bool:
         """Whether any of its parameters is: else ranks have nothing to add up."""
         return any(s.parameter.requires_grad for s in self.segments)
+
+    @property
+    def trained_ever(self) -> bool:
+        """Whether any of its parameters is, now or from a later step on."""
+        return self.trained or any(0 < s.parameter.trained_from < math.inf for s in self.segments)
 
     def part(self, arenas: Sequence[Array], index: int) -> Array:
         """The bucket's part of arena `index`."""

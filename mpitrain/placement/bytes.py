@@ -19,7 +19,8 @@ class Bytes(NamedTuple):
 
 
 class Use(NamedTuple):
-    """Bytes of one rank by use; None where unknown. `copies` are of the weights, which [average] and shrink.rewind keep."""
+    """Bytes of one rank by use; None where unknown. `copies` are of the weights, which [average] and shrink.rewind keep;
+    `residuals` are what compressed gradients leave out."""
 
     parameters: int
     gradients: int
@@ -28,6 +29,7 @@ class Use(NamedTuple):
     activations: int | None
     pool: int | None
     copies: int = 0
+    residuals: int = 0
 
 
 class Forecast(NamedTuple):

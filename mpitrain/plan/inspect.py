@@ -88,6 +88,9 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     refuse_cuts(config, placed)
     try_by_itself(config, placed, made, inputs)
     observers_of(config)
+    if config.comm.compress:
+        from mpitrain.plan.compression import prove  # few runs compress
+        prove(config, [placed.at_stage(index) for index in range(grid.size("pp"))], grid.count(REPLICAS))
     block, cp, n_micro, pp = config.model.arguments.get("block"), grid.size("cp"), valid.n_micro, grid.size("pp")
     yield f"{config.run.name}: model {config.model.name}, {n_parameters:,} parameters"
     if given := said_by_data(written, config):
@@ -108,6 +111,9 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         yield from stage_lines([p.stage for p in stages])
     yield from schedule_lines(pp, grid.n_places, n_micro, name=str(m.schedule), chunks=m.chunks, folder=config.folder)
     yield from bucket_lines(stages)
+    if config.comm.compress:
+        from mpitrain.plan.compression import compression_lines
+        yield from compression_lines(config, stages)
     yield bytes_line(stages, made.optimizer(probe()))
     yield from forecast_lines(forecast_of(config, placed, inputs))
 

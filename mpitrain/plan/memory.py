@@ -4,6 +4,7 @@
     gradients     their sums: as many as exist at once while micro-batches are added up, or slices
     optimizer     its state; `offloaded` if that lies elsewhere
     copies        of the parameters, or of slices of them, beside those: the mean of [average], the weights of shrink.rewind
+    residuals     of compressed gradients
     activations   the peak of a step's arrays on top of those that stay: saved for backward, and temporary
     pool          all memory that arrays have taken from the system: all of those, rows read ahead, buckets in flight, unsharded
                   blocks, and free blocks kept for the next arrays
@@ -14,8 +15,9 @@ to try them on, on the host, in float32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,11 +46,11 @@ BETWEEN = 8                                  # free blocks that fit no array tak
 
 
 def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
-             offload: str = "none", copies: int = 0) -> Forecast:
+             offload: str = "none", copies: int = 0, residuals: Callable[[Placement], int] = lambda p: 0) -> Forecast:
     """The forecast of a run of `p`, whose model is used up here, on the first rank of each stage. Needs no MPI.
 
     `sample` is a host row (x, y); `optimizer(storage)` makes one, whose state `offload` may keep elsewhere.
-    `copies` is how many of the weights are kept.
+    `copies` is how many of the weights are kept, `residuals(placement)` the bytes of what compressed gradients leave out.
     """
     if p.grid.shares_layers:
         from mpitrain.parallel.layers.join import alone
@@ -57,7 +59,8 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
     tried = optimizer(probe())
-    kept = [_kept(stage, layout, tried, offload, copies) for stage, layout in zip(stages, layouts)]
+    kept = [_kept(stage, layout, tried, offload, copies)._replace(residuals=residuals(stage))
+            for stage, layout in zip(stages, layouts)]
     others = [_on_their_way(stage, layout) for stage, layout in zip(stages, layouts)]
     if p.part is not None:
         sample = p.part(sample[0]), p.part(sample[1])
@@ -75,16 +78,22 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
                     kept_for_a_row=kept_for_a_row)
 
 
-def forecast_of(config: Config, placed: Placement, inputs: Inputs) -> Forecast:
-    """The memory of a run of `placed` by its configuration; the first training row is the sample."""
+def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: float = 1.0) -> Forecast:
+    """The memory of a run of `placed` by its configuration; the first training row is the sample. A rank has that `share` of a
+    worker that compresses gradients."""
+    more: dict[str, Any] = {}
+    if config.comm.compress:
+        from mpitrain.plan.compression import residual_bytes
+        more["residuals"] = partial(residual_bytes, config, share=share)
+    copies = (config.average.kind != "none") + bool(config.shrink.prune and config.shrink.rewind != "never")
     return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens, inputs), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
-                    offload=config.optimizer.offload,
-                    copies=(config.average.kind != "none") + bool(config.shrink.prune and config.shrink.rewind != "never"))
+                    offload=config.optimizer.offload, copies=copies, **more)
 
 
 def _whole(use: Use, activations: int, others: int) -> Use:
-    pool = use.parameters + use.gradients + use.optimizer + use.copies + activations + activations // BETWEEN + others
+    stays = use.parameters + use.gradients + use.optimizer + use.copies + use.residuals
+    pool = stays + activations + activations // BETWEEN + others
     return use._replace(activations=activations, pool=pool)
 
 

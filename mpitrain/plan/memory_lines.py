@@ -39,7 +39,8 @@ def as_json(found: Forecast, everyone: Sequence[tuple[int, Use]]) -> dict[str, A
 
 
 def _names(uses: Sequence[Use]) -> list[str]:
-    return [name for name in Use._fields if name not in ("offloaded", "copies") or any(getattr(use, name) for use in uses)]
+    seldom = ("offloaded", "copies", "residuals")
+    return [name for name in Use._fields if name not in seldom or any(getattr(use, name) for use in uses)]
 
 
 def _sum(use: Use) -> int:

@@ -107,12 +107,13 @@ def look_at_files(config: Config, parser: Popen[bytes] | None = None) -> dict[st
 
 def predict_memory(config: Config, session: Session, job: Job) -> Forecast:
     """The ranks' memory forecast, by rank 0, which runs a few rows through a model whose parameters take no memory."""
-    bounds = job.context.stage.bounds
+    bounds, compressed = job.context.stage.bounds, job.policy.compressed
+    share = 0.0 if compressed is None else compressed.share
 
     def predict() -> Any:
         placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
                           stages=[b - a for a, b in pairwise(bounds)])
-        found = forecast_of(config, placement, session.inputs)
+        found = forecast_of(config, placement, session.inputs, share=share)
         return [list(map(list, found.stages)), found.why]
 
     stages, why = on_first(session.control, predict)

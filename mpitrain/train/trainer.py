@@ -58,6 +58,7 @@ class Trainer:
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
         self._add: Collective = ALONE
         self._late: LateLosses | None = None                     # those of the last step, where nobody has waited for them
+        self.more: dict[str, float] = {}                         # numbers of a step that observers add to its line
         self.notes: list[str] = []                               # lines told when the run starts
         self.found: list[tuple[Observer, Any]] = []              # observers with what their `finish` returned, for run.json
 
@@ -122,7 +123,7 @@ class Trainer:
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""
         done = self.update.step
-        run = Watched(self.channel.rank, self.channel.size, done, self.plan, self.folder, self.tell)
+        run = Watched(self.channel.rank, self.channel.size, done, self.plan, self.folder, self.tell, self.more)
         try:
             for observer in self.observers:
                 observer.begin(run)

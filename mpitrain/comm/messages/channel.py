@@ -74,7 +74,7 @@ class Channel:
         if self._fast_pair is not None:
             self.progress.watch(self._fast_pair.in_flight)
         algorithms.refuse(algorithm, None if self._packing is None else self._packing.name, self.size)
-        self._steps = algorithms.on_these_ranks(algorithm, comm, nodes)
+        self.steps = algorithms.on_these_ranks(algorithm, comm, nodes)
         self._own = algorithms.name_of(algorithm) if algorithms.is_own(algorithm) else None
 
     @property
@@ -101,7 +101,7 @@ class Channel:
             assert_usable(array)
             widened, _, kind = self._formats(array, dtype, name)
             return Prepared(partial(self._start_library, array, widened, kind, name)) if self.size > 1 else ALONE
-        return self._prepare("allreduce", name, array, self._steps, key=THE_CHANNELS, dtype=dtype, sums=True,
+        return self._prepare("allreduce", name, array, self.steps, key=THE_CHANNELS, dtype=dtype, sums=True,
                              results=((0, array.size),), on_all_ranks=True)
 
     def allreduce(self, array: Array, *, name: str, dtype: str | None = None) -> None:

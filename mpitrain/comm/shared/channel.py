@@ -24,7 +24,7 @@ from mpitrain.comm.shared import engine
 from mpitrain.comm.shared.engine import MESSAGE, ONE_SHOT, PARTIAL, SCATTER, SCRATCH_BYTES, TWO_SHOT, Control, Engine, Plan, Turn
 from mpitrain.comm.shared.fold import TYPES, check_program, kernels, left_fold, type_name
 from mpitrain.comm.shared.node import Node
-from mpitrain.comm.shared.queue import Queue, SharedSum, SliceSum
+from mpitrain.comm.shared.queue import Across, Queue, SharedSum, SliceSum
 from mpitrain.comm.shared.window import address_of, inside, slice_between_lines
 from mpitrain.errors import ShapeError
 
@@ -111,6 +111,15 @@ class SharedChannel:
         """Begin `allreduce` and return; `array` belongs to the work until that is done. Any number may be in flight."""
         return self.prepare(array, name, dtype=dtype).start()
 
+    def prepare_across(self, array: Any, name: str, own: tuple[int, int], across: Across) -> Collective:
+        """The all-reduce of an array in memory of `allocate`, where there are several nodes: the node's sum of elements `own` is
+        summed over nodes by `across`. The slices of a node's ranks cover the array; ranks of one number on all nodes have the
+        same."""
+        assert self.cross is not None
+        plan = self._plan(array, name, None, own)
+        assert plan.mode == PARTIAL, f'"{name}" does not lie in memory of `allocate`'
+        return SharedSum(self.queue, self._engine, self._turn, plan, array.reshape(-1), across=across)
+
     def prepare_slice(self, array: Any, name: str, own: tuple[int, int], steps: Algorithm) -> Collective:
         """A reduce-scatter; this rank keeps elements `own`. In shared memory where `shares_all`, else messages by `steps`."""
         return self.prepare_sum_of_slice(array, name, own) if self.shares_all else \
@@ -173,8 +182,9 @@ class SharedChannel:
                              f"`allocate`" + (f" ({self.notes[-1]})" if self.notes else ""))
         return self.messages.prepare(array, name)
 
-    def _plan(self, array: Any, name: str, dtype: str | None) -> Plan:
-        """The plan of this array: in memory of `allocate`, through the scratch buffers if it is small, else by messages."""
+    def _plan(self, array: Any, name: str, dtype: str | None, own: tuple[int, int] | None = None) -> Plan:
+        """The plan of this array: in memory of `allocate`, through the scratch buffers if it is small, else by messages. This
+        rank sums elements `own` (default: a part that begins on a cache line)."""
         address, number_type = address_of(array), dtype or array.dtype.name
         if dtype is not None:
             type_name(array, dtype)                           # it raises ShapeError for types without a kernel
@@ -187,7 +197,7 @@ class SharedChannel:
                 mode = TWO_SHOT if self.cross is None else PARTIAL
         if mode == MESSAGE:
             place = " by messages"
-        own = slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
+        own = own or slice_between_lines(address, array.itemsize, array.size, self.node.size, self.node.rank)
         return Plan(self._control, self._turn, mode, number_type, array.size, self.order,
                     Signature.of("allreduce", name + place, number_type, array.size), parts, own, address)
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.progress import InFlight
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mpitrain.comm.shared.node import Node
     from mpitrain.comm.work import Work
 
+Across: TypeAlias = "Callable[[Host, str], Work]"     # begins the sum over nodes of a slice, in place; the text says which
 LIMIT = 100_000_000                   # ns that a call to C takes at most; then signals, other messages, and a look at the time
 LIMIT_CROSSING = 1_000_000            # ns, where messages to other nodes must move meanwhile
 LOOK = 0.25                           # s of waiting before a look whether the others live, and between looks
@@ -28,12 +29,12 @@ class SharedWork:
     """A collective in shared memory on its way; `comm.work.Work`. `inner` is the work of an array that goes by messages, which
     `Progress` moves as one of its own as well."""
 
-    __slots__ = ("array", "began", "crossing", "inner", "plan", "queue", "sequence", "state", "then")
+    __slots__ = ("across", "array", "began", "crossing", "inner", "plan", "queue", "sequence", "state", "then")
 
     def __init__(self, queue: Queue, plan: Plan, array: Host, sequence: int, inner: Work | None = None,
-                 then: Callable[[], None] | None = None):
+                 then: Callable[[], None] | None = None, across: Across | None = None):
         self.queue, self.plan, self.array, self.sequence = queue, plan, array, sequence
-        self.state, self.inner, self.then = QUEUED, inner, then
+        self.state, self.inner, self.then, self.across = QUEUED, inner, then, across
         self.crossing: Any = None
         self.began = time.monotonic()
 
@@ -72,10 +73,12 @@ class Queue:
     def __len__(self) -> int:
         return len(self._works)
 
-    def begin(self, plan: Plan, array: Host, messages: Work | None = None, then: Callable[[], None] | None = None) -> SharedWork:
-        """Start the next collective. `then` is called once, when this rank's slice is summed."""
+    def begin(self, plan: Plan, array: Host, messages: Work | None = None, then: Callable[[], None] | None = None,
+              across: Across | None = None) -> SharedWork:
+        """Start the next collective. `then` is called once, when this rank's slice is summed; `across` sums it with those of
+        other nodes (default: by an all-reduce of `cross`)."""
         with self._lock:
-            work = SharedWork(self, plan, array, self._turn.sequence, messages, then)
+            work = SharedWork(self, plan, array, self._turn.sequence, messages, then, across)
             self._turn.sequence += 1
             waiting = self._works and self._works[-1].state in (QUEUED, ARRIVED)
             self._advance(work, -1 if waiting and self.cross is not None else 0)    # other nodes need the order of starts
@@ -168,7 +171,8 @@ class Queue:
         if self.cross is not None:
             if work.crossing is None:
                 start, stop = work.plan.own_slice
-                work.crossing = self.cross.start_allreduce(work.array[start:stop], work.plan.signature.text)
+                across = work.across or self.cross.start_allreduce
+                work.crossing = across(work.array[start:stop], work.plan.signature.text)
                 self.cross.progress.discard(work.crossing)    # it is moved here alone, under the lock, perhaps by a thread
             if not work.crossing.test():
                 return
@@ -190,15 +194,18 @@ class Queue:
 class SharedSum:
     """A sum over one array in shared memory, prepared: `comm.work.Collective`."""
 
-    __slots__ = ("_array", "_messages", "_plan", "_queue", "_then", "_whole")
+    __slots__ = ("_across", "_array", "_messages", "_plan", "_queue", "_then", "_whole")
 
     def __init__(self, queue: Queue, engine: Engine, turn: Turn, plan: Plan, array: Host,
-                 messages: Callable[[], Work] | None = None, then: Callable[[], None] | None = None):
+                 messages: Callable[[], Work] | None = None, then: Callable[[], None] | None = None,
+                 across: Across | None = None):
         self._queue, self._plan, self._array, self._messages, self._then = queue, plan, array, messages, then
-        self._whole = None if messages is not None or then is not None else engine.whole(plan, array, turn)
+        self._across = across
+        self._whole = None if messages or then or across else engine.whole(plan, array, turn)
 
     def start(self) -> SharedWork:
-        return self._queue.begin(self._plan, self._array, None if self._messages is None else self._messages(), self._then)
+        messages = None if self._messages is None else self._messages()
+        return self._queue.begin(self._plan, self._array, messages, self._then, self._across)
 
     def run(self) -> None:
         """`start` and `wait`, in one call where the other ranks are there in time."""

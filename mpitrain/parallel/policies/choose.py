@@ -50,7 +50,8 @@ def choose(setup: Setup) -> Policy:
     asked = find_policy(setup.config)
     if comm.cuts != "none" and setup.context.mesh[REPLICAS].size == 1:
         asked = Replicated                                    # A single rank has nothing to cut.
-    channel = gradient_channel(setup, by_messages=asked.cuts_gradients and not comm.node_shared)
+    forced = bool(comm.compress) and comm.compress_force
+    channel = gradient_channel(setup, by_messages=forced or (asked.cuts_gradients and not comm.node_shared))
     if not comm.node_shared or channel.size == 1:
         made: Policy = call(asked, f'comm.sharding = "{comm.sharding}"', {}, setup, channel)
         return made

@@ -71,6 +71,7 @@ class Policy(ABC):
     cuts_gradients: ClassVar[bool] = False   # Whether a bucket's memory is used again before the step is over.
     cuts_parameters: ClassVar[bool] = False  # Whether a rank puts blocks together while they compute.
     per_node = False                         # Whether the ranks of a node share one copy of the parameters.
+    compressed: Any = None                   # The `compress.channel.CompressedSum` of the gradients, where they travel so.
     layout: FlatLayout
     storage: Any                             # An `optimizer.Storage`, whose segments are parts of parameters.
     values: Array                            # The array of this rank's parameters.

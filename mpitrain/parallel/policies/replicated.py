@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpitrain.comm.face import AnyChannel
@@ -28,6 +28,13 @@ class Replicated(Policy):
 
     def bucket_sum(self) -> BucketSum:
         """How buckets are added up over the ranks."""
+        if self.setup.config.comm.compress:
+            from mpitrain.parallel.compress.choose import choose
+            found = choose(self.setup.config, self.channel, self.layout, lambda: self.step)
+            if not isinstance(found, str):
+                self.compressed = found
+                return found
+            self.said.append(found)
         if self.setup.config.comm.library == "nccl" and self.channel.size > 1:
             from mpitrain.parallel.gradients.nccl_sum import NcclSum
             return NcclSum(self.channel.messages, self.setup.device)
@@ -39,14 +46,28 @@ class Replicated(Policy):
         return TreeSum(self.channel, self.tree) if self.tree else AllReduce(self.channel)
 
     def way(self) -> str:
-        return WAYS.get(self.setup.config.comm.library) or super().way()
+        way = WAYS.get(self.setup.config.comm.library) or super().way()
+        return way if self.compressed is None else f"{way}, compressed between {self.compressed.workers} workers"
+
+    def _say_choice(self, dtype: str) -> None:
+        super()._say_choice(dtype)
+        if self.compressed is not None:
+            self.choices["exchange"]["wire"] = self.compressed.make.text
+
+    def unlike(self, step: int) -> Sequence[str]:
+        return () if self.compressed is None else ("workers", "compress")
 
     def make_reducer(self) -> GradientReducer:
         apart = [self.of_experts if "ep" in s.parameter.placement else None for s in self.layout.segments]
         bucket_sum = self.bucket_sum()
         if self.channel.shared and not self.tree and self.allocate_gradients is None:    # The sums of a tree go by messages.
             self.allocate_gradients = self.channel.allocate
-        return self.reducer_over(bucket_sum, apart=apart, allocate=self.allocate_gradients)
+        reducer = self.reducer_over(bucket_sum, apart=apart, allocate=self.allocate_gradients)
+        if self.compressed is not None:
+            from mpitrain.parallel.compress.choose import open_sum
+            reducer.reserve()
+            self.said += open_sum(self.compressed, reducer.buckets, self.context.control)
+        return reducer
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         self.change(gradients, lr, scale)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mpitrain import nn, optim
 from mpitrain.backend import select_device
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.kinds import Values
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
@@ -169,6 +170,7 @@ class Job:
         if not said and self.numerics is None:
             said = change(chosen.get("exchange"), self.tuning.choices.get("exchange"))
         self.trainer.notes += [said] if said else []
+        self.trainer.notes += [line for kind in self.state.kept if isinstance(kind, Values) for line in kind.said]
 
 
 def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
@@ -253,6 +255,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
+    if policy.compressed is not None:
+        from mpitrain.train.observers.compression import Compression
+        trainer.observers.insert(0, Compression(policy, state, control))
     if config.average.kind != "none":
         from mpitrain.train.observers.averaging import Averaging
         averaging = Averaging(config.average, policy, state)

@@ -69,6 +69,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         scaled=next((name for name, layer in modules if isinstance(layer, nn.Embedding) and layer.max_norm is not None), ""),
         splits_backward=halves, closure=tried.title if tried.needs_closure else "",
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
+    if config.comm.compress:
+        from mpitrain.parallel.compress.refuse import refuse_compression
+        refuse_compression(config, grid, on_gpu=on_gpu, closure=tried.title if tried.needs_closure else "")
     if config.shrink.prune:
         from mpitrain.train.observers.pruning import refuse_pruning
         refuse_pruning(config, model, t.steps or t.epochs * sampler.steps_per_epoch)

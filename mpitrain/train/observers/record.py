@@ -16,7 +16,7 @@ class Rates(Observer):
     """Means since the last line that was due, over training time alone: no evaluation, no saving."""
 
     def begin(self, run: Watched) -> None:
-        self.plan = run.plan
+        self.plan, self.more = run.plan, run.more
         self._steps, self._seconds, self._exposed = 0, 0.0, 0.0
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
@@ -45,6 +45,7 @@ class Lines(Rates):
             line |= {"balance": tally[0] / tally[1], "dropped": tally[2] / tally[3]}
         if fields.skipped:
             line["skipped"] = fields.skipped
+        line |= self.more
         self.write(step, "train", line)
 
     def after_evaluation(self, step: int, metrics: Mapping[str, float], seconds: float) -> None:

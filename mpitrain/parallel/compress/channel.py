@@ -1,0 +1,229 @@
+"""Buckets of gradients whose sum over ranks, or over nodes, travels compressed.
+
+    ranks of one node                 between nodes                         in a bucket
+    sum in shared memory, exact  -->  each rank's slice, compressed  -->    slices are cut at blocks, or between parameters
+
+Where nodes have one rank each, memory cannot be shared, or `comm.compress_force` says so, all of a bucket goes by messages
+between all ranks. A **worker** is who compresses by itself, and keeps what its messages leave out: a node in the first case, of
+which each rank has a slice, a rank in the second.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+
+from mpitrain.backend import Array
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.messages.algorithms import hosts_of
+from mpitrain.comm.messages.buffers import Host
+from mpitrain.comm.messages.channel import Channel
+from mpitrain.comm.messages.meter import Meter, metered
+from mpitrain.comm.messages.prepare import Landed, Prepared, make_plan
+from mpitrain.comm.messages.signature import HEADER_BYTES
+from mpitrain.comm.shared.channel import SharedChannel
+from mpitrain.comm.work import Collective, Work
+from mpitrain.nn import FlatLayout, Parameter, Segment
+from mpitrain.parallel.compress.compressor import Compressor, Make, Piece, State, block_bounds
+from mpitrain.parallel.compress.exchange import Clock, CodedWork, Exchange, steps_of
+from mpitrain.parallel.compress.programs import cut_evenly
+from mpitrain.placement.buckets import Bucket
+
+PADDING = "padding"                                           # the name of what lies between parameters
+
+
+class Part(NamedTuple):
+    """Elements [start, stop) of the flat gradient, which this rank compresses in the exchange of one bucket."""
+
+    start: int
+    stop: int
+    exchange: Exchange | None                                 # None: there is nothing to exchange
+
+
+class Held(NamedTuple):
+    """A parameter's elements from `first` on, of a flat array of state."""
+
+    leaf: Parameter
+    first: int
+    array: Host
+
+
+class CompressedSum:
+    """Every rank has the whole sum: `gradients.bucket_sum.BucketSum`. `open` it before the first step, on all ranks.
+
+    `step()` is the number of steps done; the first `after` are not compressed. With `feedback`, what a message leaves out is
+    added to the next one.
+    """
+
+    tree = None
+
+    def __init__(self, channel: AnyChannel, layout: FlatLayout, make: Make, *, step: Callable[[], int], seed: int = 0,
+                 feedback: bool = True, after: int = 0):
+        self.channel, self.layout, self.make, self.size = channel, layout, make, channel.size
+        self.step, self.seed, self.feedback, self.after = step, seed, feedback, after
+        self.clock = Clock()
+        self.flat: dict[str, Host] = {}                       # states of workers and owners, in the layout of the gradients
+        self.owners: dict[str, str] = {}                      # whose they are: "worker" or "owner"
+        self.common: dict[str, State] = {}                    # states that are equal on all workers, by bucket
+        self.parts: dict[int, Part] = {}                      # by the start of the bucket
+        self.shared: SharedChannel | None = None
+        self.peers: Channel = channel.messages
+        self.coded_bytes = self.dense_bytes = 0               # that this rank posts in a step
+
+    def connect(self) -> None:
+        """Finds out who the workers are, once the memory of the gradients has been asked for."""
+        if isinstance(self.channel, SharedChannel) and self.channel.cross is not None and not self.channel.notes:
+            self.shared, self.peers = self.channel, self.channel.cross
+
+    def open(self, buckets: Sequence[Bucket]) -> None:
+        """Makes the exchanges of these buckets. It communicates."""
+        hosts = list(range(self.peers.size)) if self.shared is not None else hosts_of(self.peers.comm)
+        self.meter: Meter = metered(self.peers, hosts)
+        for bucket in buckets:
+            if bucket.trained_ever:
+                self.parts[bucket.start] = self._part(bucket)
+        self.coded_bytes, self.dense_bytes = self._sent_coded(), self._sent_dense()
+
+    @property
+    def workers(self) -> int:
+        return self.peers.size
+
+    @property
+    def worker(self) -> int:
+        """The number of this rank's worker."""
+        return self.peers.rank
+
+    @property
+    def share(self) -> float:
+        """This rank's share of its worker."""
+        return 1.0 if self.shared is None else 1 / self.shared.node.size
+
+    @property
+    def compresses(self) -> bool:
+        """Whether the present step is compressed."""
+        return self.step() >= self.after
+
+    def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
+        array, part, dense = arrays[0], self.parts[bucket.start], self.dense(bucket, arrays)
+        if self.shared is None:
+            coded: Callable[[], Work] = partial(self._start_by_messages, part, array)
+        else:
+            coded = self.shared.prepare_across(array, bucket.name, (part.start - bucket.start, part.stop - bucket.start),
+                                               partial(self._start_across, part)).start
+        return Prepared(lambda: coded() if self.compresses else dense.start())
+
+    def dense(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
+        """The same sum, as it is without compression."""
+        return self.channel.prepare(arrays[0], bucket.name)
+
+    def copied_state(self) -> list[Host]:
+        return [array.copy() for array in self._arrays()]
+
+    def restore_state(self, copied: Sequence[Host]) -> None:
+        for array, values in zip(self._arrays(), copied, strict=True):
+            array[...] = values
+
+    def _arrays(self) -> Iterator[Host]:
+        """All arrays of state, as far as this rank writes them."""
+        for part in self.parts.values():
+            if part.exchange is not None:
+                yield from part.exchange.state.values()
+
+    def held(self, name: str, *, owned: bool = False) -> Iterator[Held]:
+        """The parts of the flat state `name` that this rank has (`owned`: as the one that sums them), by parameter."""
+        flat = self.flat[name]
+        for part in self.parts.values():
+            start, stop = part.start, part.stop
+            if owned and part.exchange is not None:
+                start, stop = (part.start + bound for bound in part.exchange.owned)
+            for segment in overlapping(self.layout.segments, start, stop):
+                low, high = max(start, segment.start), min(stop, segment.stop)
+                if low < high:
+                    yield Held(segment.parameter, low - segment.start, flat[low:high])
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the states of this rank, as far as they are ever written."""
+        whole = sum(part.stop - part.start for part in self.parts.values())
+        owned = sum(part.exchange.owned[1] - part.exchange.owned[0] for part in self.parts.values() if part.exchange is not None)
+        flat = sum(4 * (owned if of == "owner" else whole) for of in self.owners.values())
+        return flat + sum(array.nbytes for state in self.common.values() for array in state.values())
+
+    def _sent_coded(self) -> int:
+        """Bytes that this rank posts in a compressed step."""
+        return sum(part.exchange.sent for part in self.parts.values() if part.exchange is not None)
+
+    def _sent_dense(self) -> int:
+        """Bytes that it would post in a step if nothing were compressed, by the same channel."""
+        def sent(length: int) -> int:
+            plan = make_plan(steps_of(self.peers, length), self.peers.rank, self.peers.size, length, 4)
+            return HEADER_BYTES + sum(stop - start for round_ in plan.rounds for _, start, stop, _ in round_.sends)
+        return sum(sent(part.stop - part.start) for part in self.parts.values() if part.exchange is not None)
+
+    def _start_by_messages(self, part: Part, array: Host) -> Work:
+        return Landed() if part.exchange is None else self.peers.progress.added(part.exchange.start(array))
+
+    def _start_across(self, part: Part, values: Host, text: str) -> CodedWork | Landed:
+        return Landed() if part.exchange is None else part.exchange.start(values)
+
+    def _part(self, bucket: Bucket) -> Part:
+        start, stop = bucket.start, bucket.stop
+        if self.shared is not None:
+            node = self.shared.node
+            bounds = self._cuts(pieces_of(bucket.segments, start, stop))
+            cuts = cut_evenly(bounds, node.size)
+            low, high = bounds[cuts[node.rank]], bounds[cuts[node.rank + 1]]
+            start, stop = bucket.start + low, bucket.start + high if node.rank < node.size - 1 else stop
+        pieces = pieces_of(bucket.segments, start, stop)
+        if not pieces:
+            return Part(start, stop, None)
+        compressor = self.make(pieces, self.workers, seed=self.seed, feedback=self.feedback)
+        state = self._state(compressor, start, bucket.name)
+        name = bucket.name if self.shared is None else f"slice {self.shared.node.rank} of {bucket.name}"
+        return Part(start, stop, Exchange(self.peers, compressor, self.make.text, state, name, self.step, self.clock))
+
+    def _cuts(self, pieces: Sequence[Piece]) -> list[int]:
+        """Where a slice may begin: at blocks, or at parameters alone."""
+        block = self.make.block
+        if block is not None:
+            return [int(bound) for bound in block_bounds(pieces, block)]
+        return [*(piece.start for piece in pieces), pieces[-1].stop]
+
+    def _state(self, compressor: Compressor, start: int, name: str) -> State:
+        state: State = {}
+        for key, kept in compressor.states().items():
+            if kept.of == "all":
+                state[key] = self.common.setdefault(name, {})[key] = np.zeros(kept.shape, np.float32)
+                continue
+            assert kept.shape == (compressor.length,), f"the state {key} of {self.make.text} has no place for each element"
+            flat = self.flat.get(key)
+            if flat is None:
+                flat, self.owners[key] = self.layout.new_flat(), kept.of
+                self.flat[key] = flat
+            state[key] = flat[start:start + compressor.length]
+        compressor.begin(state)
+        return state
+
+
+def pieces_of(segments: Sequence[Segment], start: int, stop: int) -> list[Piece]:
+    """The parts of parameters in elements [start, stop) of a flat array, whose positions count from `start`. The zeros between
+    two parameters are a piece of their own, so that they are in no block of numbers."""
+    found: list[Piece] = []
+    for segment in overlapping(segments, start, stop):
+        low, high = max(start, segment.start), min(stop, segment.stop)
+        if low < high:
+            at = found[-1].stop if found else 0
+            if gap := low - start - at:
+                found.append(Piece(PADDING, at, at + gap, 0, (gap,)))
+            found.append(Piece(segment.name, low - start, high - start, low - segment.start, tuple(segment.shape)))
+    return found
+
+
+def overlapping(segments: Sequence[Segment], start: int, stop: int) -> Sequence[Segment]:
+    """Those of `segments`, in order, that may have elements in [start, stop)."""
+    starts = [segment.start for segment in segments]
+    return segments[max(0, bisect_right(starts, start) - 1):bisect_left(starts, stop)]

@@ -1,0 +1,84 @@
+"""What does not go with compressed gradients: refused before the first message, by `inspect` as by `train`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mpitrain.comm.messages.algorithms import LIBRARY, is_own
+from mpitrain.config import Config
+from mpitrain.config.rules import name_of
+from mpitrain.config.values import LAYOUT
+from mpitrain.errors import ConfigError
+from mpitrain.parallel.compress.compressor import Make, make_compressor
+from mpitrain.schedules.collectives import ALL_GATHER
+from mpitrain.schedules.grid import Grid
+
+PACKED = ("a packed message is rounded where it is sent, and this algorithm would round sums again at every hop: its error would "
+          'grow with the ranks, where "direct" rounds twice at any number of them')
+
+
+def refuse_compression(config: Config, grid: Grid, *, on_gpu: bool, closure: str = "") -> Make:
+    """The compressor of comm.compress. ConfigError, on all ranks alike, where it does not go with another key; `closure` is the
+    optimizer, if that computes the loss of a step several times."""
+    make = make_compressor(config.comm.compress, config.folder)
+    for error in (*_state(config, grid, closure), *_numbers(config, on_gpu), *_ways(config, make)):
+        raise error
+    return make
+
+
+def _state(config: Config, grid: Grid, closure: str) -> Iterator[ConfigError]:
+    c, t = config.comm, config.train
+    what = f'comm.compress = "{c.compress}"'
+    if t.reproducible == "layout":
+        yield ConfigError(f"{what} gives each rank, or node, a residual of its own, and {LAYOUT} promises bits that do not "
+                          'depend on the ranks; set comm.compress = "", or train.reproducible = "run"')
+    if c.node_shared:
+        yield ConfigError(f"{what} rounds whole buckets, and comm.node_shared = true updates each rank's slice as it is summed; "
+                          "set comm.node_shared = false")
+    if c.cuts != "none" or ":" in c.sharding:
+        yield ConfigError(f"{what} adds up whole gradients on every rank, and its residual is as long as the parameters, found "
+                          f'comm.sharding = "{c.sharding}"; set comm.sharding = "none"')
+    if grid.size("ep") > 1:
+        yield ConfigError(f"{what} compresses gradients that all data-parallel ranks add up, and mesh.ep = {grid.size('ep')} "
+                          "adds up those of experts over others; set mesh.ep = 1")
+    if c.bucket_mb == "auto":
+        yield ConfigError(f'{what}, and comm.bucket_mb = "auto" measures the exchange of dense buckets to cut them anew; set '
+                          "comm.bucket_mb to a number")
+    if closure:
+        yield ConfigError(f"{what} sends something else than the gradient, and {closure} compares gradients of one step; set "
+                          "another optimizer.name")
+    if t.on_nan == "skip":
+        yield ConfigError(f'{what}: what the messages of a step left out is in the residuals already when train.on_nan = "skip" '
+                          'leaves that step out; set train.on_nan = "stop" or "rewind"')
+    if t.on_lost == "go_on" and c.compress_feedback:
+        yield ConfigError(f'{what} keeps residuals that only their own rank has, and train.on_lost = "go_on" goes on without it; '
+                          'set train.on_lost = "stop", or comm.compress_feedback = false')
+
+
+def _numbers(config: Config, on_gpu: bool) -> Iterator[ConfigError]:
+    c, what = config.comm, f'comm.compress = "{config.comm.compress}"'
+    if on_gpu:
+        yield ConfigError(f'{what} is for train.device = "cpu", found "gpu": kernels that encode are the host\'s; set '
+                          'comm.compress = "", or comm.wire_dtype = "bfloat16"')
+    if config.train.precision != "float32":
+        yield ConfigError(f'{what} packs gradients of float32, found train.precision = "{config.train.precision}"; set it to '
+                          '"float32"')
+    if c.wire_dtype != "float32":
+        yield ConfigError(f'{what} says what travels, found comm.wire_dtype = "{c.wire_dtype}" as well; leave it "float32"')
+    if c.library != "mpi":
+        yield ConfigError(f'{what} sends messages of its own, found comm.library = "{c.library}"; set comm.library = "mpi"')
+
+
+def _ways(config: Config, make: Make) -> Iterator[ConfigError]:
+    algorithm: Any = config.comm.algorithm
+    what, found = f'comm.compress = "{make.text}"', f'comm.algorithm = "{name_of(algorithm)}"'
+    if algorithm == "auto":
+        return
+    if algorithm == LIBRARY:
+        yield ConfigError(f'{what}: {found} knows numbers, not what is in a message; leave comm.algorithm = "auto"')
+    elif make.kind == "packed" and algorithm != "direct":
+        yield ConfigError(f"{what} with {found}: {PACKED}; set comm.algorithm = \"direct\", or leave it \"auto\"")
+    elif make.kind == "gathered" and (is_own(algorithm) or algorithm not in ALL_GATHER):
+        yield ConfigError(f"{what} gathers messages, and {found} has no all-gather; set comm.algorithm = \"direct\", or leave it "
+                          '"auto"')
