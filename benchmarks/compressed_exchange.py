@@ -15,8 +15,8 @@ the first message of each sum, also of a compressed one, whose encoding would be
 Bytes: what ranks posted is compared with the payload that the compressor says, which must be equal, and with the link's own
 counter, which adds headers, acknowledgements and Ethernet's frames.
 
---break-even looks for the rate at which dense and compressed sums take as long, by halving the interval, and prints it beside what
-a run says (break_even_mbit: bytes saved over seconds of coding).
+--break-even looks for the rate at which dense and compressed sums take as long, by halving the interval, and prints it beside
+what a run says (break_even_mbit: bytes saved over seconds of coding).
 """
 
 from __future__ import annotations
@@ -127,7 +127,8 @@ def break_even(arguments: argparse.Namespace) -> None:
         said.append(8e-6 * (one["dense_bytes"] - one["sent"]) / (one["coding_ms"] / 1e3))
         low, high = (rate, high) if found["best"] > one["ms"] else (low, rate)
     at, predicted = (low * high) ** 0.5 / 1e6, statistics.median(said)
-    print(f"{way}: dense is faster above {at:,.0f} Mbit/s as found, above {predicted:,.0f} as the run says ({predicted / at - 1:+.0%})")
+    print(f"{way}: dense is faster above {at:,.0f} Mbit/s as found, above {predicted:,.0f} as the run says "
+          f"({predicted / at - 1:+.0%})")
 
 
 def on(hosts: Any, asked: dict[str, Any], arguments: argparse.Namespace, env: dict[str, str] | None = None) -> dict[str, Any]:
@@ -221,9 +222,9 @@ def measure(comm: Any, elements: int, rounds: int, rate: int, ways: list[str]) -
             if number:                                        # the first one warms up
                 took[way].append(float(slowest[0]))
                 coded[way].append(float(slowest[1]))
-    dense = 4 * elements
-    return {way: {"ms": 1e3 * statistics.median(took[way]), "coding_ms": 1e3 * statistics.median(coded[way]), "dense_bytes": dense,
-                  "sent": dense if one.exchange is None else one.exchange.sent} for way, one in sums.items()}
+    sent = {way: 4 * elements if one.exchange is None else one.exchange.sent for way, one in sums.items()}
+    return {way: {"ms": 1e3 * statistics.median(took[way]), "coding_ms": 1e3 * statistics.median(coded[way]),
+                  "dense_bytes": 4 * elements, "sent": sent[way]} for way in sums}
 
 
 def _max() -> Any:

@@ -55,10 +55,10 @@ def _whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host,
     scales[...] = np.where(finite, np.where(zero, np.float32(0), scale), NAN)
     inverse = np.where(zero, np.float32(0), np.float32(1) / np.where(zero, np.float32(1), scale))
     known = np.repeat(finite, sizes)
-    q = np.rint(np.where(known, a, np.float32(0)) * np.repeat(inverse, sizes))
+    q = np.rint(np.where(known, a, np.float32(0)) * np.repeat(inverse, sizes)).astype(np.int8)
     with np.errstate(invalid="ignore"):
-        keep(error, a - q * np.repeat(np.where(zero, np.float32(0), scale), sizes), known)
-    return q.astype(np.int8)
+        keep(error, a - q.astype(np.float32) * np.repeat(np.where(zero, np.float32(0), scale), sizes), known)
+    return q
 
 
 def _decoded(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:

@@ -91,7 +91,8 @@ def test_a_run_says_what_travels_and_where_dense_would_be_faster(config: Path) -
     assert all(set(line) >= KEYS for line in found) and not any(KEYS & set(line) for line in lines(run) if "split" in line)
     assert {line["wire_bytes"] for line in found} == {found[0]["wire_bytes"]} and found[0]["wire_bytes_nodes"] == 0
     assert all(line["compress_ratio"] > 2 and 0 < line["error_norm"] < 1 and line["compress_s"] > 0 for line in found)
-    assert record(run)["choices"]["exchange"]["way"].endswith(", as int8 between 2 workers")
+    exchange = record(run)["choices"]["exchange"]
+    assert exchange["way"].endswith(", compressed between 2 workers") and exchange["wire"] == "int8"
     said = "\n".join(inspect(config, ["comm.compress=int8", "comm.compress_force=true"], ranks=2))
     assert f"{int(found[0]['wire_bytes']):,} bytes of a rank and step instead of" in said
     predicted, measured = (record(run)["memory"][name][0]["residuals"] for name in ("predicted", "measured"))

@@ -21,8 +21,8 @@ from mpitrain.schedules.collectives import choose
 from mpitrain.schedules.steps import Algorithm
 
 # Messages are cut into pieces that Open MPI's TCP sends at once (its eager limit is 64 KiB): for longer ones it waits for a
-# permission, which waits behind the other direction's data. 2^20 elements, two hosts, 100 Mbit/s, int8: 170 ms whole, 99 in pieces
-# of 60 KiB, 97 of 32; 1 Gbit/s: 23, 18, 20 (Open MPI 5.0.11, busy machine, 2026-11).
+# permission, which waits behind the other direction's data. 2^20 elements, two hosts, 100 Mbit/s, int8: 170 ms whole, 99 in
+# pieces of 60 KiB, 97 of 32; 1 Gbit/s: 23, 18, 20 (Open MPI 5.0.11, busy machine, 2026-11).
 MESSAGE_BYTES = 60 << 10
 
 

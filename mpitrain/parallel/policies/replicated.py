@@ -47,8 +47,12 @@ class Replicated(Policy):
 
     def way(self) -> str:
         way = WAYS.get(self.setup.config.comm.library) or super().way()
-        found = self.compressed
-        return way if found is None else f"{way}, as {found.make.text} between {found.workers} workers"
+        return way if self.compressed is None else f"{way}, compressed between {self.compressed.workers} workers"
+
+    def _say_choice(self, dtype: str) -> None:
+        super()._say_choice(dtype)
+        if self.compressed is not None:
+            self.choices["exchange"]["wire"] = self.compressed.make.text
 
     def unlike(self, step: int) -> Sequence[str]:
         return () if self.compressed is None else ("workers", "compress")
