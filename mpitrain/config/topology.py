@@ -18,7 +18,7 @@ GRAPHS: Registry[Any] = Registry("graph")
 PARTITIONS: Registry[Any] = Registry("partition")
 CORRECTIONS: Registry[Any] = Registry("correction")
 ACCOUNTANTS: Registry[Any] = Registry("accountant")
-for _name, _place in {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:OneBit", "topk": "sparse:TopK",
+for _name, _place in {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:TwoMeans", "topk": "sparse:TopK",
                       "randomk": "sparse:RandomK", "powersgd": "lowrank:PowerSGD"}.items():
     COMPRESSORS.register_later(_name, f"mpitrain.parallel.compress.{_place}")
 for _registry, _places in ((OUTER, {"average": "Average", "nesterov": "Nesterov", "slowmo": "SlowMo", "fedavgm": "FedAvgM",

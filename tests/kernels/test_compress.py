@@ -11,7 +11,7 @@ from mpitrain.backend import native
 from mpitrain.kernels import compress, lowrank
 
 SIZES = ([0], [1], [7], [8], [255], [256], [257], [4095], [4096], [4097], [10000, 3, 17, 0, 256, 255, 257])
-BLOCKS = {"int8": 256, "int4": 256, "onebit": 4096, "topk": 4096}
+BLOCKS = {"int8": 256, "int4": 256, "onebit": 4096, "twomeans": 256, "topk": 4096}
 TINY_NUMBER = np.float32(1e-40)
 
 
@@ -51,8 +51,9 @@ def compiled(module: Any, name: str) -> Any:
 
 def coded(run: Any, name: str, values: np.ndarray, error: np.ndarray | None, bounds: np.ndarray) -> list[Any]:
     """Scales and bits of a format, the residual, what is decoded, and what is added to ones."""
-    bits = {"int8": 8, "int4": 4, "onebit": 1}[name]
-    scales, q = np.empty(len(bounds) - 1, np.float32), np.full(int(((np.diff(bounds) * bits + 7) // 8).sum()), 0xA5, np.uint8)
+    bits = {"int8": 8, "int4": 4, "onebit": 1, "twomeans": 1}[name]
+    scales = np.empty((len(bounds) - 1) * (2 if name == "twomeans" else 1), np.float32)
+    q = np.full(int(((np.diff(bounds) * bits + 7) // 8).sum()), 0xA5, np.uint8)
     left = None if error is None else error.copy()
     run(f"{name}_encode")(values, left, bounds, scales, q)
     found, added = np.empty_like(values), np.ones_like(values)
@@ -61,7 +62,7 @@ def coded(run: Any, name: str, values: np.ndarray, error: np.ndarray | None, bou
     return [scales, q, left, found, added]
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "onebit"])
+@pytest.mark.parametrize("name", ["int8", "int4", "onebit", "twomeans"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_blocks_in_c_have_the_bits_of_numpy(name: str, sizes: list[int]) -> None:
     compiled(compress, f"{name}_encode")
@@ -91,6 +92,22 @@ def test_one_bit_is_the_sign_and_the_mean_size_of_its_block() -> None:
     scales, q, _, found, _ = coded(compress.version_of, "onebit", values, error, bounds_of([5000], 4096))
     assert np.allclose(scales, [np.abs(a[:4096]).mean(), np.abs(a[4096:]).mean()], rtol=1e-6)
     assert (np.unpackbits(q, bitorder="little")[:5000] == np.signbit(a)).all() and (np.signbit(found) == np.signbit(a)).all()
+
+
+def test_two_values_are_the_means_of_what_has_them_and_nearest_to_it() -> None:
+    """A block of two clusters is sent as their means; any other one as a fixed point of Lloyd's algorithm, nearly."""
+    rng = np.random.default_rng(0)
+    clusters = np.where(rng.random(256) < 0.2, 5, -0.1).astype(np.float32) + rng.standard_normal(256).astype(np.float32) / 100
+    values = np.concatenate([clusters, rng.standard_normal(300).astype(np.float32) ** 3])
+    bounds = bounds_of([556], 256)
+    means, q, _, found, _ = coded(compress.version_of, "twomeans", values, None, bounds)
+    low = np.concatenate([np.unpackbits(part, bitorder="little") for part in np.split(q, [32, 64])])[:556].astype(bool)
+    assert (low[:256] == (clusters < 1)).all()
+    for i, (start, stop) in enumerate(zip(bounds, bounds[1:])):
+        block, side = values[start:stop].astype(float), low[start:stop]
+        assert np.allclose([block[side].mean(), block[~side].mean()], means[2 * i:2 * i + 2], rtol=1e-6)
+        assert block[side].max() < block[~side].min()
+        assert np.square(block - found[start:stop]).sum() < np.square(block - np.sign(block) * np.abs(block).mean()).sum()
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

@@ -22,6 +22,10 @@ def test_our_own_pass(name: str, n: int, feedback: bool) -> None:
     check_compressor(make_compressor(name), n, [], seed=3, feedback=feedback)
 
 
+def test_signs_pass() -> None:
+    check_compressor(Make("signs", OneBit), 3, MODEL)
+
+
 class OddLength(Int8):
     def nbytes(self, first: int, stop: int) -> int:
         return super().nbytes(first, stop) + 1
