@@ -99,7 +99,7 @@ class MomentumSum(CompressedSum):
 
     def __init__(self, channel: AnyChannel, layout: FlatLayout, optimizer: Any, *, step: Callable[[], int],
                  rate: Callable[[], float], seed: int):
-        super().__init__(channel, layout, Make("onebit", Active), step=step, seed=seed)
+        super().__init__(channel, layout, Make("signs", Active), step=step, seed=seed)
         self.optimizer, self.rate = optimizer, rate
         self.size = max(2, self.size)                         # So that the reducer starts it on one rank.
 
