@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,13 @@ def test_our_own_pass(name: str, n: int, feedback: bool) -> None:
 
 def test_signs_pass() -> None:
     check_compressor(Make("signs", OneBit), 3, MODEL)
+
+
+def test_the_one_of_the_documentation_passes(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "compression.md").read_text()
+    (tmp_path / "mine.py").write_text(text.partition("```python\n")[2].partition("```")[0])
+    for n, feedback in ((1, True), (3, True), (3, False)):
+        check_compressor(make_compressor("mine.py:Half", tmp_path), n, MODEL, feedback=feedback)
 
 
 class OddLength(Int8):
