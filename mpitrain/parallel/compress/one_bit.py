@@ -40,11 +40,13 @@ class Active(OneBit):
             super().encode(step, worker, values, error, first, stop, message)
             return
         own, rest = values[active], None if error is None else error[active]
-        if not np.isfinite(values[~active]).all():            # What is not a number comes through from anywhere.
-            own[:] = np.nan
+        bad = self._blocks_of(np.flatnonzero(~np.isfinite(values) & ~active), first, stop)
+        for block in bad:                                     # What is not a number comes through from anywhere.
+            own[bounds[block]:bounds[block + 1]] = np.nan
         scales, q = self._parts(message, first, stop)
         message[scales.nbytes:] = 0
         kernels.version_of("onebit_encode")(own, rest, bounds, scales, q[:bytes_of(bounds)])
+        scales[bad] = np.nan
         if error is not None:
             error[~active], error[active] = 0, rest
 
@@ -59,6 +61,14 @@ class Active(OneBit):
         if not add:
             total[...] = 0
         total[active] = own
+        for block in np.flatnonzero(np.isnan(scales)):
+            low, high = self.bounds[first + block:first + block + 2] - self.bounds[first]
+            total[low:high] = np.nan
+
+    def _blocks_of(self, places: Bounds, first: int, stop: int) -> Bounds:
+        """The blocks, counted from `first`, in which these elements of blocks first .. stop lie."""
+        starts = self.bounds[first:stop] - self.bounds[first]
+        return np.unique(np.searchsorted(starts, places, side="right") - 1)
 
     def _active(self, first: int, stop: int) -> tuple[NDArray[np.bool_] | None, Bounds]:
         """Which elements of these blocks move, None where all do, and the bounds of the blocks in those alone."""
@@ -89,7 +99,7 @@ class MomentumSum(CompressedSum):
 
     def __init__(self, channel: AnyChannel, layout: FlatLayout, optimizer: Any, *, step: Callable[[], int],
                  rate: Callable[[], float], seed: int):
-        super().__init__(channel, layout, Make("onebit", Active), step=step, seed=seed)
+        super().__init__(channel, layout, Make("signs", Active), step=step, seed=seed)
         self.optimizer, self.rate = optimizer, rate
         self.size = max(2, self.size)                         # So that the reducer starts it on one rank.
 

@@ -74,7 +74,7 @@ def in_slices(make: Make) -> bool:
 
 
 def is_one_bit(make: Make) -> bool:
-    return getattr(make.cls, "name", "") == "onebit"
+    return getattr(make.cls, "bits", 8) == 1
 
 
 def refuse_packed_parameters(config: Config, *, on_gpu: bool) -> None:

@@ -302,7 +302,10 @@ class Policy(ABC):
             return
         by_messages = not channel.shared or channel.cross is not None or bool(channel.notes)
         travels = wire if dtype == "float32" and by_messages else dtype
-        self.choices["exchange"] = {"ranks": channel.size, "way": self.way(), "wire": travels}
+        coded = travels if self.compressed is None else self.compressed.make.text
+        self.choices["exchange"] = {"ranks": channel.size, "way": self.way(), "wire": coded}
+        if self.packed is not None:
+            self.choices["exchange"]["parameters"] = self.packed.text
         if wire not in ("float32", travels):
             self.said.append(f'comm.wire_dtype = "{wire}" has no effect: ' + (
                 "it is for gradients of float32" if dtype != "float32" else

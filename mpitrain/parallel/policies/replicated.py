@@ -49,11 +49,6 @@ class Replicated(Policy):
         way = WAYS.get(self.setup.config.comm.library) or super().way()
         return way if self.compressed is None else f"{way}, compressed between {self.compressed.workers} workers"
 
-    def _say_choice(self, dtype: str) -> None:
-        super()._say_choice(dtype)
-        if self.compressed is not None and "exchange" in self.choices:
-            self.choices["exchange"]["wire"] = self.compressed.make.text
-
     def unlike(self, step: int) -> Sequence[str]:
         return () if self.compressed is None else ("workers", "compress")
 
