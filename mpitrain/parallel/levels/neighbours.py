@@ -19,7 +19,7 @@ from mpitrain.schedules.graph_check import Proved
 if TYPE_CHECKING:
     from mpitrain.parallel.policies.policy import Policy
 
-SAMPLE = 4096                  # Parameters of a rank that `drift` looks at, evenly spread: of LeNet's every 16th.
+SAMPLE = 1024                  # Parameters of a rank that `drift` looks at, evenly spread: 8 KiB to send for a line of metrics.
 
 
 class Neighbours(Level):
@@ -86,26 +86,20 @@ class Neighbours(Level):
         self.fields = self._tell(step) if self.policy.want_norm else {}
 
     def _tell(self, step: int) -> dict[str, float]:
-        """What a line of metrics says. The seconds of waiting for neighbours, since the line before, are of the rank that waited
-        least. It communicates."""
-        control = self.policy.context.control
-        waited = np.zeros(control.size)
-        waited[control.rank], self._waited_s = self._waited_s, 0.0
-        control.allreduce(waited, name="waiting for neighbours")
-        return {"round": self.gossip.round, "drift": self.drift(), "sync_exposed_s": float(waited.min()),
-                "wire_bytes": self.gossip.most_bytes if self.due(step - 1) else 0}
-
-    def drift(self) -> float:
-        """The root mean square of the sites' distances from their mean over that of the mean, by a sample of the parameters;
-        equal on all ranks. It communicates."""
+        """What a line of metrics says. `drift` is the root mean square of the sites' distances from their mean over that of the
+        mean, by a sample of the parameters; the seconds of waiting for neighbours, since the line before, are of the rank that
+        waited least. It communicates."""
         self._pack()
         sample = self.gossip.outgoing[::max(1, -(-self.gossip.elements // SAMPLE))].astype(np.float64)
-        mean = sample.copy()
+        mean, control = sample.copy(), self.policy.context.control
         self.channel.allreduce(mean, name="mean of a sample")
         mean /= self.n_sites
-        sums = np.array([((sample - mean) ** 2).sum(), (mean ** 2).sum()])
-        self.policy.context.control.allreduce(sums, name="drift")
-        return sqrt(sums[0] / sums[1]) if sums[1] else 0.0
+        told = np.zeros(2 + control.size)
+        told[:2], told[2 + control.rank] = (((sample - mean) ** 2).sum(), (mean ** 2).sum()), self._waited_s
+        control.allreduce(told, name="drift")
+        self._waited_s = 0.0
+        return {"round": self.gossip.round, "drift": sqrt(told[0] / told[1]) if told[1] else 0.0,
+                "sync_exposed_s": float(told[2:].min()), "wire_bytes": self.gossip.most_bytes if self.due(step - 1) else 0}
 
     def _pack(self) -> None:
         for s, there in self.places:
