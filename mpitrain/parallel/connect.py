@@ -34,7 +34,8 @@ class ParallelContext:
 
     The channel `replicas` connects the ranks with the same dense parameters, and `copies` those with the same experts as well.
     The channel `parts` connects the ranks that hold one model together (None where each rank holds all of it), and `group` those
-    that share layers along tp. `sites` connects the ranks that have this one's place on each site (None where there is one).
+    that share layers along tp. `sites` connects the ranks that have this one's place on each site, and
+    `site` those of its own site (None where there is one site).
     """
 
     placement: Placement
@@ -44,9 +45,15 @@ class ParallelContext:
     copies: Channel
     parts: Channel | None = None
     sites: Channel | None = None
+    site: Channel | None = None
     neighbours: Neighbours | None = None
     group: Group | None = None
     choices: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def own_site(self) -> Channel:
+        """The channel of the ranks that hold this site's model."""
+        return self.control if self.site is None else self.site
 
     @property
     def stage(self) -> Stage:
@@ -131,7 +138,7 @@ class ParallelContext:
         if self.group is not None:
             broadcast_state(whole("tp"), self.group.channel.messages)
         if self.sites is not None and not apart:
-            broadcast_state({name: array for name, array in arrays.items() if not name.startswith("workers/")}, self.sites)
+            broadcast_state({name: one for name, one in arrays.items() if not name.startswith("workers/")}, self.sites)
 
 
 def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> ParallelContext:
@@ -141,12 +148,13 @@ def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool 
         from mpitrain.parallel.layers.join import join
         group = join(placement, mesh, shared=shared)
     sites = mesh.channel("site", "sites") if mesh.n_sites > 1 else None
+    site = mesh.channel(("pp", *REPLICAS, "tp"), "site") if sites is not None else None
     replicas = control if sites is None and not mesh.cuts_model else mesh.channel(REPLICAS, "replicas")
     if not mesh.cuts_model:
-        return ParallelContext(placement, mesh, control, replicas, replicas, sites=sites)
+        return ParallelContext(placement, mesh, control, replicas, replicas, sites=sites, site=site)
     parts = mesh.channel(("pp", "ep", "tp"), "parts")
     copies = mesh.channel(COPIES, "copies") if mesh.size(AXIS) > 1 else replicas
-    context = ParallelContext(placement, mesh, control, replicas, copies, parts, sites, group=group)
+    context = ParallelContext(placement, mesh, control, replicas, copies, parts, sites, site, group=group)
     if stage.n_stages > 1:
         from mpitrain.parallel.pipeline.neighbours import Neighbours
         context.neighbours = Neighbours(mesh.link("pp", "stages"), stage)
