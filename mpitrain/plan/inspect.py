@@ -82,7 +82,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     model = made.model
     rows: Any = inputs.train_rows
     if config.workers.count:
-        from mpitrain.train.build.federation import federation_of  # few runs are federations
+        from mpitrain.train.build.workers import federation_of  # few runs are federations
         federation = federation_of(config, inputs)
         rows, config = federation.rounds, federation.as_rounds
     valid = validate(config, grid, model, made.optimizer, made.rate, rows)

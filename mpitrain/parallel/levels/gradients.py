@@ -15,18 +15,16 @@ from mpitrain.parallel.levels.fragments import Fragment
 from mpitrain.parallel.levels.level import Level, Parts
 
 if TYPE_CHECKING:
-    from mpitrain.comm.messages.channel import Channel
     from mpitrain.comm.work import Work
     from mpitrain.parallel.policies.policy import Policy
 
 
 class GradientMean:
-    """The mean over the ranks of `channel` of the gradients that they have, `delay` steps ago."""
+    """The mean over the sites of `level` of the gradients that they have, `delay` steps ago."""
 
-    def __init__(self, channel: Channel, storage: Any, delay: int = 0):
-        self.channel, self.storage, self.delay = channel, storage, delay
-        trained = [s for s in storage.segments if s.parameter.trained_from != float("inf")]
-        self._free = [Fragment(0, trained, storage) for _ in range(delay + 1)]
+    def __init__(self, level: Level, delay: int = 0):
+        self.level, self.delay = level, delay
+        self._free = [Fragment(0, level.trained, level.storage) for _ in range(delay + 1)]
         self.nbytes: int = self._free[0].message.nbytes       # of each
         self.late: deque[tuple[Work | None, Fragment]] = deque()       # The oldest first; None: the sum is there.
         self.waited_s = 0.0
@@ -35,7 +33,8 @@ class GradientMean:
         """Replaces `gradients`, in the layout of the storage, by the mean of `delay` steps ago; False where there is none yet."""
         now = self._free.pop()
         now.pack(gradients)
-        self.late.append((self.channel.start_allreduce(now.message, "gradients of sites"), now))
+        self.late.append((self.level.channel.start_allreduce(now.message, "gradients of sites"), now))
+        self.level.count(self.level.posted(now.size))
         if len(self.late) <= self.delay:
             return False
         work, found = self.late.popleft()
@@ -43,7 +42,7 @@ class GradientMean:
         if work is not None:
             work.wait()
         self.waited_s = perf_counter() - began
-        found.message *= found.message.dtype.type(1.0 / self.channel.size)
+        found.message *= found.message.dtype.type(1.0 / self.level.n_sites)
         found.unpack(gradients)
         self._free.append(found)
         return True
@@ -67,7 +66,7 @@ class SiteGradients(Level):
 
     def __init__(self, policy: Policy, delay: int = 0):
         super().__init__(policy)
-        self.mean = GradientMean(self.channel, policy.storage, delay)
+        self.mean = GradientMean(self, delay)
         policy.began = delay                                  # The first update is the optimizer's first step.
 
     def mix(self, gradients: Any) -> bool:
@@ -75,7 +74,7 @@ class SiteGradients(Level):
 
     def end(self, step: int, lr: float) -> None:
         self.meet_running()
-        self.fields = {"sync_exposed_s": self.mean.waited_s}
+        self.fields = {"sync_exposed_s": self.mean.waited_s, "wire_bytes": self.posted(self.size)}
 
     def wait(self) -> None:
         self.mean.wait()

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -39,6 +40,9 @@ class Level:
         self.channel = policy.mesh.channel("site", "levels")
         self.n_sites, self.site = self.channel.size, self.channel.rank
         self.apart = False                                    # Whether parameters differ between sites now; the same on all.
+        self.trained = [s for s in self.storage.segments if s.parameter.trained_from != float("inf")]
+        self.size = sum(s.stop - s.start for s in self.trained)       # elements that this rank updates
+        self.sent_bytes = 0                                   # that this rank has posted to other sites
         self.fields: dict[str, float] = {}                    # Of the last meeting, for metrics.jsonl.
         self.notes: list[str] = []
         self.there: dict[str, Collection[str]] = {}           # Of `passing`: the parameters that a checkpoint being read has.
@@ -93,12 +97,17 @@ class Level:
         """The bytes of this rank's states, and of what is on its way."""
         return 0
 
-    def posted(self, length: int) -> int:
-        """The bytes that this rank posts for a dense sum over the sites of so many elements."""
+    def count(self, nbytes: int) -> None:
+        """So many bytes are on their way from this rank to other sites."""
+        self.sent_bytes += nbytes
+
+    @cache
+    def posted(self, length: int, itemsize: int = 0) -> int:
+        """The bytes that this rank posts for a dense sum over the sites of so many elements, by default the parameters'."""
         from mpitrain.comm.messages.prepare import make_plan
         from mpitrain.comm.messages.signature import HEADER_BYTES
         from mpitrain.schedules.collectives import choose
-        itemsize = self.storage.values.dtype.itemsize
+        itemsize = itemsize or np.dtype(str(self.storage.dtype)).itemsize
         steps = choose(self.channel.steps, self.n_sites, itemsize * length)
         plan = make_plan(steps, self.site, self.n_sites, length, itemsize)
         return HEADER_BYTES + sum(stop - start for round_ in plan.rounds for _, start, stop, _ in round_.sends)
@@ -142,6 +151,7 @@ class Level:
     def mean_of(self, flat: Array) -> None:
         """Replaces an array that each site has by the mean over the sites."""
         self.channel.allreduce(flat, name="mean of the sites")
+        self.count(self.posted(flat.size, flat.dtype.itemsize))
         flat *= flat.dtype.type(1.0 / self.n_sites)
 
     def flat_running(self) -> np.ndarray[Any, Any]:

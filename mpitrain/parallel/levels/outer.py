@@ -52,8 +52,7 @@ class Outer(Level):
                  code: Callable[[Outer], Coded] | None = None):
         super().__init__(policy)
         self.rounds, self.rule, self.alpha, self.fragment_of = rounds, rule, alpha, fragment_of
-        trained = [s for s in self.storage.segments if s.parameter.trained_from != float("inf")]
-        self.fragments = [Fragment(f, [s for s in trained if fragment_of[s.parameter.key] == f], self.storage)
+        self.fragments = [Fragment(f, [s for s in self.trained if fragment_of[s.parameter.key] == f], self.storage)
                           for f in range(rounds.fragments)]
         self.start = self.storage.new_flat()
         self.state = {name: self.storage.new_flat() for name in rule.states}
@@ -61,8 +60,8 @@ class Outer(Level):
             self.state[name].fill(first)
         self.coded = None if code is None else code(self)
         self._works: dict[int, Work | None] = {}              # The sums under way, by fragment; None: it is there.
-        self._dense = GradientMean(self.channel, self.storage) if rounds.after else None
-        self._waited_s, self._sent, self._largest, self._since = 0.0, 0, 0, 0
+        self._dense = GradientMean(self) if rounds.after else None
+        self._waited_s, self._largest, self._since, self._told = 0.0, 0, 0, 0
         self._squares = np.zeros(2)                           # This round's sums: distance from the mean, and the parameters'.
         self._changes: dict[int, Array] = {}                  # Some of the changes that left, by fragment.
 
@@ -119,7 +118,7 @@ class Outer(Level):
         elif fragment.size:
             work, sent = self.channel.start_allreduce(message, f"outer gradient {fragment.number}"), self.posted(fragment.size)
         self._works[fragment.number] = work
-        self._sent += sent
+        self.count(sent)
         self._largest = max(self._largest, sent)
         self._waited_s += perf_counter() - began
 
@@ -159,13 +158,13 @@ class Outer(Level):
         control = self.policy.context.control
         message = np.zeros(2 + 3 * control.size)
         message[:2] = self._squares
-        message[2 + control.rank::control.size] = self._waited_s, self._sent, self._largest
+        message[2 + control.rank::control.size] = self._waited_s, self.sent_bytes - self._told, self._largest
         control.allreduce(message, name="how far sites were apart")
         (apart, size), (waited, sent, largest) = message[:2], message[2:].reshape(3, -1)
         self.fields = {"round": self.rounds.round(step), "drift": sqrt(apart / size) if size else 0.0,
                        "sync_exposed_s": float(waited.min()), "wire_bytes": float(sent.max()) / max(1, step - self._since),
                        "wire_largest_bytes": float(largest.max())}
-        self._squares[:], self._waited_s, self._sent, self._since = 0.0, 0.0, 0, step
+        self._squares[:], self._waited_s, self._told, self._since = 0.0, 0.0, self.sent_bytes, step
 
     # -- checkpoints -----------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class Sharded(Policy):
     def norm_of(self, own: Sequence[Segment]) -> GradientNorm:
         if self.copy is not None and self.context.parts is None:
             return norm_of_node(self.copy.shared, own)
-        return GradientNorm(own, self.mesh, self.context.of_site)
+        return GradientNorm(own, self.mesh, self.context.own_site)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         self.values_written()

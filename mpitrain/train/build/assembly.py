@@ -190,7 +190,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     """
     federation: Any = None
     if config.workers.count:
-        from mpitrain.train.build.federation import federation_of
+        from mpitrain.train.build.workers import federation_of
         federation = federation_of(config, inputs)
         config = federation.as_rounds
     m, t, comm = config.mesh, config.train, config.comm

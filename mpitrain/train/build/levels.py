@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from mpitrain.checkpoint.kinds import Kept, Placed, Values
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.state import State
 from mpitrain.checkpoint.workers import OfWorkers, OwnedBySites, Sometimes, is_apart, refuse_apart, sites_of
+from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
 from mpitrain.config import Config
 from mpitrain.errors import CheckpointError
@@ -30,11 +29,11 @@ from mpitrain.train.trainer import Trainer
 class Meetings(Observer):
     """Ends a run with the mean of its sites, and has a level ready for checkpoints. The first observer: the others see that."""
 
-    def __init__(self, level: Level):
-        self.level = level
+    def __init__(self, level: Level, control: Objects):
+        self.level, self.control = level, control
 
     def begin(self, run: Watched) -> None:
-        self._more = run.more
+        self._more, self._begun = run.more, run.step
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
         self._more.update(self.level.fields)
@@ -44,7 +43,9 @@ class Meetings(Observer):
 
     def finish(self, step: int) -> Mapping[str, Any]:
         self.level.finish()
-        return {}
+        steps, level = max(1, step - self._begun), self.level
+        sent, dense = zip(*self.control.gather_objects([level.sent_bytes, level.posted(level.size)]))
+        return {"sites": {"number": level.n_sites, "wire_bytes": max(sent) / steps, "dense_bytes": max(dense)}}
 
 
 def add_level(config: Config, trainer: Trainer, state: State, policy: Policy, model: Module) -> None:
@@ -55,7 +56,7 @@ def add_level(config: Config, trainer: Trainer, state: State, policy: Policy, mo
     trainer.weights = level.in_use
     if trainer.evaluator is not None:
         trainer.evaluator.weights = level.in_use
-    trainer.observers.insert(0, Meetings(level))
+    trainer.observers.insert(0, Meetings(level, trainer.channel))
     trainer.notes += [said(planned, level), *level.notes]
     add_kinds(state, policy, level, model)
 
@@ -136,7 +137,7 @@ def kinds_apart(policy: Policy, level: Level, model: Module, placed: Callable[[P
     found.append(OfWorkers("parameters", own, policy.storage.dtype, mesh, there=lambda: level.apart))
     running = {b.name for layer in running_layers(model) for b in layer.buffers}
     if running:
-        found.append(OfWorkers("buffers", lambda: _running(level), np.float64, mesh, of="buffers", among=running.__contains__,
+        found.append(OfWorkers("buffers", lambda: _running(level), "float64", mesh, of="buffers", among=running.__contains__,
                                there=lambda: level.apart))
     return found
 
