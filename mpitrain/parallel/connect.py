@@ -16,7 +16,7 @@ from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.placement.experts import AXIS
 from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage
-from mpitrain.schedules.grid import AXES, COPIES, REPLICAS
+from mpitrain.schedules.grid import COPIES, REPLICAS
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of
@@ -34,7 +34,8 @@ class ParallelContext:
 
     The channel `replicas` connects the ranks with the same dense parameters, and `copies` those with the same experts as well.
     The channel `parts` connects the ranks that hold one model together (None where each rank holds all of it), and `group` those
-    that share layers along tp. `sites` connects the ranks that have this one's place on each site (None where there is one).
+    that share layers along tp. `sites` connects the ranks that have this one's place on each site, and
+    `site` those of its own site (None where there is one site).
     """
 
     placement: Placement
@@ -50,8 +51,8 @@ class ParallelContext:
     choices: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def of_site(self) -> Channel:
-        """The channel of the ranks that train one model together."""
+    def own_site(self) -> Channel:
+        """The channel of the ranks that hold this site's model."""
         return self.control if self.site is None else self.site
 
     @property
@@ -137,7 +138,7 @@ class ParallelContext:
         if self.group is not None:
             broadcast_state(whole("tp"), self.group.channel.messages)
         if self.sites is not None and not apart:
-            broadcast_state({name: array for name, array in arrays.items() if not name.startswith("workers/")}, self.sites)
+            broadcast_state({name: one for name, one in arrays.items() if not name.startswith("workers/")}, self.sites)
 
 
 def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> ParallelContext:
@@ -146,9 +147,8 @@ def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool 
     if mesh.shares_layers:
         from mpitrain.parallel.layers.join import join
         group = join(placement, mesh, shared=shared)
-    sites = site = None
-    if mesh.n_sites > 1:
-        sites, site = mesh.channel("site", "sites"), mesh.channel(AXES[1:], "site")
+    sites = mesh.channel("site", "sites") if mesh.n_sites > 1 else None
+    site = mesh.channel(("pp", *REPLICAS, "tp"), "site") if sites is not None else None
     replicas = control if sites is None and not mesh.cuts_model else mesh.channel(REPLICAS, "replicas")
     if not mesh.cuts_model:
         return ParallelContext(placement, mesh, control, replicas, replicas, sites=sites, site=site)

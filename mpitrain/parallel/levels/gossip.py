@@ -11,12 +11,12 @@ messages are under way while it computes its gradient at the same place, which c
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.schedules.graph_check import Proved
 from mpitrain.schedules.graphs import arrivals, exchange, kept
 
@@ -56,19 +56,15 @@ class Gossip:
         """The bytes of what is sent and of what arrives."""
         return int(self._parts.nbytes)
 
-    @property
-    def most_bytes(self) -> int:
-        """The bytes that the worker sent, in the last round, that sent most of all."""
-        sent = Counter(edge.source for edge in self.graph.edges(self.round - 1))
-        return int(self._parts[0].nbytes) * max(sent.values(), default=0)
-
-    def start(self) -> None:
-        """Sends `outgoing` to this round's neighbours."""
+    def start(self) -> int:
+        """Sends `outgoing` to this round's neighbours; how many bytes that takes."""
         if not self._rounds:
-            return
+            return 0
         if self._tail:
             self._parts[0, self.elements:] = np.array([self.weight]).view(self._parts.dtype)
         self._work = self._rounds[self.round % len(self.graph.rounds)].start()
+        sent = sum(edge.source == self.channel.rank for edge in self.graph.edges(self.round))
+        return HEADER_BYTES + sent * int(self._parts[0].nbytes)
 
     def finish(self) -> np.ndarray[Any, Any]:
         """Waits for the neighbours; the average with what they sent, valid until the next `start`."""

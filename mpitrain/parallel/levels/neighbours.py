@@ -19,7 +19,7 @@ from mpitrain.schedules.graph_check import Proved
 if TYPE_CHECKING:
     from mpitrain.parallel.policies.policy import Policy
 
-SAMPLE = 4096                  # Parameters of a rank that `drift` looks at, evenly spread: of LeNet's every 16th.
+SAMPLE = 1024                  # Parameters of a rank that `drift` looks at, evenly spread: 8 KiB to send for a line of metrics.
 
 
 class Neighbours(Level):
@@ -36,15 +36,14 @@ class Neighbours(Level):
     def __init__(self, policy: Policy, graph: Proved, *, every: int = 1, after: int = 0):
         super().__init__(policy)
         self.graph, self.every, self.after = graph, every, after
-        self.places: list[tuple[Segment, slice]] = []
-        at = 0
-        for s in self.storage.segments:
-            if s.parameter.trained_from != float("inf"):
-                self.places.append((s, slice(at, at + s.stop - s.start)))
-                at += s.stop - s.start
-        self.gossip = Gossip(self.channel, graph, at, self.storage.dtype)
-        self._dense = GradientMean(self.channel, self.storage) if after else None
+        self.places, at = list[tuple[Segment, slice]](), 0
+        for s in self.trained:
+            self.places.append((s, slice(at, at + s.stop - s.start)))
+            at += s.stop - s.start
+        self.gossip = Gossip(self.channel, graph, self.size, self.storage.dtype)
+        self._dense = GradientMean(self) if after else None
         self._under_way, self._waited_s = False, 0.0
+        self._told, self._since = 0, 0                        # The bytes, and the step, of the line of metrics before.
         self._weights = np.ones(self.n_sites)
 
     def due(self, step: int) -> bool:
@@ -54,7 +53,7 @@ class Neighbours(Level):
     def begin(self, step: int) -> None:
         if self.due(step):
             self._pack()
-            self.gossip.start()
+            self.count(self.gossip.start())
             self._under_way = True
 
     def mix(self, gradients: Any) -> bool:
@@ -86,26 +85,22 @@ class Neighbours(Level):
         self.fields = self._tell(step) if self.policy.want_norm else {}
 
     def _tell(self, step: int) -> dict[str, float]:
-        """What a line of metrics says. The seconds of waiting for neighbours, since the line before, are of the rank that waited
-        least. It communicates."""
-        control = self.policy.context.control
-        waited = np.zeros(control.size)
-        waited[control.rank], self._waited_s = self._waited_s, 0.0
-        control.allreduce(waited, name="waiting for neighbours")
-        return {"round": self.gossip.round, "drift": self.drift(), "sync_exposed_s": float(waited.min()),
-                "wire_bytes": self.gossip.most_bytes if self.due(step - 1) else 0}
-
-    def drift(self) -> float:
-        """The root mean square of the sites' distances from their mean over that of the mean, by a sample of the parameters;
-        equal on all ranks. It communicates."""
+        """What a line of metrics says. `drift` is the root mean square of the sites' distances from their mean over that of the
+        mean, by a sample of the parameters. The seconds of waiting for neighbours, since the line before, are of the rank that
+        waited least; the bytes of the one that sent most, a step. It communicates."""
         self._pack()
-        sample = self.gossip.outgoing[::max(1, -(-self.gossip.elements // SAMPLE))].astype(np.float64)
-        mean = sample.copy()
+        sample = self.gossip.outgoing[::max(1, -(-self.size // SAMPLE))].astype(np.float64)
+        mean, control = sample.copy(), self.policy.context.control
         self.channel.allreduce(mean, name="mean of a sample")
         mean /= self.n_sites
-        sums = np.array([((sample - mean) ** 2).sum(), (mean ** 2).sum()])
-        self.policy.context.control.allreduce(sums, name="drift")
-        return sqrt(sums[0] / sums[1]) if sums[1] else 0.0
+        told = np.zeros(2 + 2 * control.size)
+        told[:2] = ((sample - mean) ** 2).sum(), (mean ** 2).sum()
+        told[2 + control.rank::control.size] = self._waited_s, self.sent_bytes - self._told
+        control.allreduce(told, name="drift")
+        (apart, size), (waited, sent) = told[:2], told[2:].reshape(2, -1)
+        steps, self._waited_s, self._told, self._since = max(1, step - self._since), 0.0, self.sent_bytes, step
+        return {"round": self.gossip.round, "drift": sqrt(apart / size) if size else 0.0, "sync_exposed_s": float(waited.min()),
+                "wire_bytes": float(sent.max()) / steps}
 
     def _pack(self) -> None:
         for s, there in self.places:
@@ -136,7 +131,7 @@ class Neighbours(Level):
         self.apart = apart
         if step >= self.after:
             self._dense = None
-        self.gossip.round = max(0, (step - 1 - self.after) // self.every)
+        self.gossip.round, self._since = max(0, (step - 1 - self.after) // self.every), step
         return ""
 
     @property

@@ -174,7 +174,8 @@ def _times(table: Table, rounds: Rounds, steps: int) -> Iterator[str]:
                f"{every} or less, or every to {fragments} or more")
     elif delay >= every // fragments and delay:
         yield (f"[[sync]] delay = {delay} steps is not less than every / fragments = {every // fragments}: the next fragment would "
-               f"leave before this one has landed; set delay to {every // fragments - 1} or less")
+               f"leave before this one has landed; set delay to {every // fragments - 1}"
+               + (" or less" if every // fragments > 1 else ""))
 
 
 def _fragments(table: Table, rounds: Rounds, model: Any) -> Iterator[str]:

@@ -100,7 +100,7 @@ class NodeShared(Policy):
         once = own if self.channel.cross is None or self.channel.cross.rank == 0 else []
         if self.context.parts is None:
             return norm_of_node(self.channel, once)
-        return GradientNorm(once, self.mesh, self.context.of_site)
+        return GradientNorm(once, self.mesh, self.context.own_site)
 
     def update(self, gradients: Any, lr: float, scale: float) -> None:
         self.change(gradients, lr, scale, self.own())

@@ -77,7 +77,7 @@ class Sharded(Policy):
     def norm_of(self, own: Sequence[Segment]) -> GradientNorm:
         if self.copy is not None and self.context.parts is None:
             return norm_of_node(self.copy.shared, own)
-        return GradientNorm(own, self.mesh, self.context.of_site)
+        return GradientNorm(own, self.mesh, self.context.own_site)
 
     def compressed_slices(self, feedback: bool, rounds: int = 1) -> Any:
         """The packed sums of `comm.compress` to the owners of slices; None where gradients travel as they are."""

@@ -25,7 +25,7 @@ def extensions_of(config: Config, inputs: Inputs, optimizer: Callable[[Any], Opt
     be, without MPI and alike on all ranks."""
     found: list[Any] = []
     if config.workers.count:
-        from mpitrain.train.build.federation import federation_of
+        from mpitrain.train.build.workers import federation_of
         found.append(federation_of(config, inputs))
         config = found[0].as_rounds
     if config.privacy.unit != "none":

@@ -232,11 +232,3 @@ class Federation(Extension):
         drawn = f"each with probability {draw.each:g}" if draw.poisson else f"{int(draw.each)}"
         return [f"{draw.count} workers of {sizes.min()} to {sizes.max()} rows, {drawn} in a round"
                 f"{f', of which a share of {draw.drop:g} does not answer' if draw.drop else ''}"]
-
-
-def federation_of(config: Config, inputs: Inputs) -> Federation:
-    """The federation of a configuration that has one."""
-    if not config.workers.arrival:
-        return Federation(config, inputs)
-    from mpitrain.train.build.paced import PacedFederation  # few federations do not wait
-    return PacedFederation(config, inputs)

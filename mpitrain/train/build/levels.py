@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from mpitrain.checkpoint.kinds import Kept, Placed, Values
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.state import State
@@ -149,7 +147,7 @@ def kinds_apart(policy: Policy, level: Level, model: Module, placed: Callable[[P
     found.append(OfWorkers("parameters", own, policy.storage.dtype, mesh, there=lambda: level.apart))
     running = {b.name for layer in running_layers(model) for b in layer.buffers}
     if running:
-        found.append(OfWorkers("buffers", lambda: _running(level), np.float64, mesh, of="buffers", among=running.__contains__,
+        found.append(OfWorkers("buffers", lambda: _running(level), "float64", mesh, of="buffers", among=running.__contains__,
                                there=lambda: level.apart))
     return found
 

@@ -24,7 +24,7 @@ OFTEN = ("parameters", "buffers")    # kinds of state that are compared between 
 APART = (*OFTEN, "optimizer", "workers")      # kinds of which each site has its own
 NAMES = {"parameters": "the parameter", "buffers": "the buffer", "optimizer": "the optimizer's state",
          "data": "the transforms' statistics", "mask": "the mask", "rewind": "the value to go back to,",
-         "average": "the averaged weight"}
+         "average": "the averaged weight", "outer": "what sites have agreed on,"}
 
 
 class Agreement(Observer):
