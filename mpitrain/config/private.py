@@ -72,6 +72,9 @@ def sums(config: Config) -> Iterator[Refusal]:
     if p.unit == "client" and p.sampling != PrivacyConfig.sampling:
         yield (f'privacy.sampling = "{p.sampling}" is for rows; how clients are drawn, workers.each_round says; leave it out',
                ("privacy.sampling", "privacy.unit"))
+    if p.unit == "client" and p.by_row:
+        yield ('privacy.by_row = true is for privacy.unit = "sample": of a client, the whole change is clipped; leave it out',
+               ("privacy.by_row", "privacy.unit"))
     if not 0.5 < p.threshold <= 1:
         yield (f"privacy.threshold must be more than 0.5, at most 1, found {written(p.threshold)}: with half of the clients, "
                "each half could be asked for another secret of one client", ("privacy.threshold",))

@@ -87,7 +87,8 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         rows, config = federation.rounds, federation.as_rounds
     if config.privacy.unit != "none":
         from mpitrain.train.build.privacy import Privacy  # few runs are private
-        private = Privacy(config, inputs.train_rows, federation.rounds if config.workers.count else None)
+        private = Privacy(config, inputs.train_rows, federation.rounds if config.workers.count else None, model,
+                          made.loss)
         rows, config = private.sampler, private.config
     valid = validate(config, grid, model, made.optimizer, made.rate, rows)
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics

@@ -39,8 +39,11 @@ class Private(Replicated):
 
     rules = (whole_rows,)
     mechanism: Mechanism
+    by_row = True                                             # whether each micro-batch is a row, to be clipped when it is over
 
     def reducer_over(self, bucket_sum: Any, **options: Any) -> GradientReducer:
+        if not self.by_row:
+            return super().reducer_over(bucket_sum, **options)
         return ClippedReducer(self.layout, bucket_sum, bucket_bytes=self.bucket_bytes, chunks=self.stage.sizes,
                               progress=self.mesh.progress.progress, mechanism=self.mechanism, **options)
 

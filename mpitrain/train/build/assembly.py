@@ -193,7 +193,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     private: Any = None
     if config.privacy.unit != "none":
         from mpitrain.train.build.privacy import Privacy
-        private = Privacy(config, inputs.train_rows, federation.rounds if federation else None)
+        private = Privacy(config, inputs.train_rows, federation.rounds if federation else None, model, loss)
         config = private.config
     m, t, comm = config.mesh, config.train, config.comm
     drawn = private.sampler if private else federation.rounds if federation else inputs.train_rows

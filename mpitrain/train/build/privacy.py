@@ -24,6 +24,7 @@ from mpitrain.data.rounds import Rounds
 from mpitrain.errors import ConfigError
 from mpitrain.nn.statistics import Running
 from mpitrain.optim import Optimizer
+from mpitrain.parallel.pipeline.by_norms import ByNorms
 from mpitrain.parallel.pipeline.by_rows import RowByRow
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
@@ -32,6 +33,7 @@ from mpitrain.parallel.workers.policy import Federated
 from mpitrain.parallel.workers.private import PrivateDeltas, SecureDeltas
 from mpitrain.privacy.accountant import Accountant, Spent, noise_for
 from mpitrain.privacy.fixed_point import FixedPoint
+from mpitrain.privacy.ghost import suits
 from mpitrain.privacy.mechanism import Mechanism
 from mpitrain.privacy.noise import Noise
 from mpitrain.train.observers.ledger import Ledger
@@ -44,7 +46,7 @@ class Privacy:
     """What `assemble` takes for a private run. `rounds` are a federation's, `rows` the training rows. ConfigError, alike on all
     ranks and without MPI, for what cannot be had."""
 
-    def __init__(self, config: Config, rows: Index, rounds: Rounds | None):
+    def __init__(self, config: Config, rows: Index, rounds: Rounds | None, model: nn.Module, loss: Any):
         check_values(config)
         p = self.keys = config.privacy
         self.written, self.rounds = config, rounds
@@ -56,6 +58,7 @@ class Privacy:
             self.sampler: Sampler = rounds
             self.config = config
         else:
+            self.by_norms = by_norms(config, model, loss)
             self._of_rows(config, rows)
         if p.delta > 1 / self.count:
             raise config.wrong(f"privacy.delta = {p.delta:g} is more than 1 / {self.count}, the number of {p.unit}s: to show one "
@@ -76,9 +79,10 @@ class Privacy:
 
     def _of_rows(self, config: Config, rows: Index) -> None:
         t = config.train
-        if t.micro_batches:
-            raise config.wrong(f'train.micro_batches = {t.micro_batches}: with privacy.unit = "sample" each row is one; leave it '
-                               "out", ("train.micro_batches",))
+        if t.micro_batches and not self.by_norms:
+            why = "privacy.by_row = true makes" if config.privacy.by_row else "norms of this model's rows need"
+            raise config.wrong(f"train.micro_batches = {t.micro_batches}: {why} each row a micro-batch; leave it out",
+                               ("train.micro_batches",))
         n, batch = len(rows), t.batch_size
         if config.privacy.sampling == "shuffle":
             self.q, self.expected = None, float(batch)
@@ -91,7 +95,7 @@ class Privacy:
             self.q, self.expected = batch / n, float(batch)
             self.sampler = sampler = PoissonSampler(rows, batch / n, seed=config.run.seed)
             most = sampler.capacity
-        self.config = changed(config, train={"micro_batches": most, "batch_size": most})
+        self.config = config if self.by_norms else changed(config, train={"micro_batches": most, "batch_size": most})
 
     def plan(self, steps: int, done: int = 0) -> None:
         """The noise, where it is found for an epsilon at the end of a run of so many steps, of which some are `done`. ConfigError
@@ -136,7 +140,7 @@ class Privacy:
         policy.private = self
         if self.rounds is None:
             assert isinstance(policy, Private)
-            policy.mechanism = mechanism
+            policy.mechanism, policy.by_row = mechanism, not self.by_norms
             return
         assert isinstance(policy, Federated)
         seats = self.rounds.seats
@@ -148,7 +152,12 @@ class Privacy:
             secure.length = policy.layout.size
 
     def pipeline(self, *arguments: Any, **options: Any) -> Pipeline:
-        return RowByRow(*arguments, **options)
+        if not self.by_norms:
+            return RowByRow(*arguments, **options)
+        assert self.mechanism is not None
+        made = ByNorms(*arguments, **options)
+        made.mechanism = self.mechanism
+        return made
 
     def told(self) -> dict[str, float]:
         """Further numbers of a step for metrics.jsonl."""
@@ -200,6 +209,13 @@ class Privacy:
         elif (self.spent is None) != (kept["history"] is None):
             raise ConfigError("steps that no epsilon holds for, and others, do not add up; draw and noise as before, or start a "
                               "run of its own")
+
+
+def by_norms(config: Config, model: nn.Module, loss: Any) -> bool:
+    """Whether norms of rows are had from whole micro-batches: where model and loss are ours and keep rows apart."""
+    t = config.train
+    return (not config.privacy.by_row and not t.recompute and t.precision in ("float32", "float64") and not config.distil.teaches
+            and type(loss).__module__.startswith("mpitrain.") and loss.kind in ("classes", "binary", "values") and suits(model))
 
 
 def go_on(private: Privacy | None, kept: Any) -> None:
