@@ -51,6 +51,8 @@ def made_config(tables: Mapping[str, Any], overrides: list[str], name: str) -> C
 
 def _load(source: Path, overrides: list[str], folder: Path) -> Config:
     tables = _read(source)
+    if isinstance(tables.get("sync"), list):                  # [[sync]], as often as there are levels; overrides name the key
+        tables["sync"] = {"levels": tables["sync"]}
     for name, table in tables.items():
         _section(name, table, source)        # the file by itself first: a message names the file or the command line, not both
     return _config(tables, overrides, source, folder)

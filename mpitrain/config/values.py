@@ -127,8 +127,8 @@ def one_thread(config: Config) -> Iterator[Refusal]:
         yield (f"{LAYOUT} needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1",
                ("train.reproducible", "train.threads"))
     if config.workers.count and t.threads > 1:
-        yield (f"[workers] needs one BLAS thread a rank, so that a worker has the same bits wherever it is, found train.threads = "
-               f"{t.threads}; set it to 0 or 1", ("workers.count", "train.threads"))
+        yield (f"[workers] needs one BLAS thread a rank, so that a worker has the same bits wherever it is, found "
+               f"train.threads = {t.threads}; set it to 0 or 1", ("workers.count", "train.threads"))
     if t.precision == "bfloat16" and t.device != "gpu" and t.threads > 1:
         yield (f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
                "and start a rank per core", ("train.precision", "train.threads"))

@@ -81,7 +81,7 @@ class Shards(Partition):
         n, shards = len(labels), count * self.each
         if shards > n:
             raise ConfigError(f'{KEY} = "shards:{self.each}" cuts {shards} shards for {count} workers, and there are {n} '
-                              f"training rows; set workers.count to {max(n // self.each, 1)} or less, or fewer shards")
+                              f"training rows; set fewer shards, or workers.count to {n // self.each} or less")
         mixed = shuffled(n, key(seed, "shards order"))
         by_label = mixed[np.argsort(labels[mixed], kind="stable")]
         sizes = equal_sizes(n, shards)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpitrain.data.augment import Augmentation
-from mpitrain.data.keyed import key, mix, permute, sample_keys
+from mpitrain.data.keyed import key, mix, sample_keys
 from mpitrain.data.loader import Loader, MicroBatch
 from mpitrain.data.sampler import Index, Sampler
 from mpitrain.data.shards import Rows
@@ -48,7 +48,8 @@ class Draw:
             return everyone[uniform(everyone, key(self.seed, "poisson", round)) < self.each]
         if self.each == self.count:
             return everyone
-        return np.sort(permute(everyone[:int(self.each)], self.count, key(self.seed, "drawn", round)))
+        first = np.argsort(sample_keys(key(self.seed, "drawn", round), everyone), kind="stable")[:int(self.each)]
+        return np.sort(first)
 
     def arrived(self, round: int) -> NDArray[np.int64]:
         """Those of them that answer."""

@@ -2,26 +2,49 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from mpitrain.backend import Array
+from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.messages.link import Link
 from mpitrain.config.topology import CORRECTIONS
-from mpitrain.data.rounds import Turn
+from mpitrain.data.rounds import Rounds, Turn
 from mpitrain.errors import ConfigError
+from mpitrain.parallel.workers.hosts import Hosted
+from mpitrain.schedules.microtree import RankTree
 
 KEY = "workers.correct"
 
 
-class Correction:
-    """Plain federated averaging, which adds nothing; a user's own overrides what it needs. All arrays are flat."""
+class Means(NamedTuple):
+    """What a correction with state needs: the parameters' memory, the ranks that add up, and those that send to each other."""
 
-    sums = 1                                     # arrays that travel from each worker: its delta, and what goes beside it
+    storage: Any
+    rounds: Rounds
+    channel: AnyChannel
+    tree: RankTree
+    link: Link
+
+
+class Correction:
+    """Plain federated averaging, which adds nothing; a user's own overrides what it needs. All arrays are flat.
+
+    `shared` are arrays that all ranks have alike, and `hosted` those of workers, by name: they are kept in checkpoints.
+    """
+
+    sums: ClassVar[int] = 1                      # arrays that travel from each worker: its delta, and what goes beside it
+    plain_sgd: ClassVar[bool] = False            # Whether it takes a worker's way for a sum of gradients.
 
     def __init__(self, text: str = ""):
         if text:
             raise ConfigError(f'{KEY}: nothing goes behind the colon, found "{text}"; leave it out')
+        self.shared: dict[str, Array] = {}
+        self.hosted: dict[str, Hosted] = {}
+
+    def open(self, means: Means) -> None:
+        """All ranks are about to start; arrays that they keep are made now."""
 
     def begin_round(self, round: int) -> None:
         """A round, counted from 0, begins on all ranks."""
@@ -38,15 +61,12 @@ class Correction:
     def settle(self, happened: bool) -> None:
         """The round is over on all ranks; where it was left out, as not finite, nothing of it `happened`."""
 
-    def kept(self) -> list[Any]:
-        """Kinds of state for checkpoints."""
-        return []
-
 
 class Prox(Correction):
     """FedProx: mu / 2 |theta - theta_start|^2 in the loss, so mu (theta - theta_start) in its gradient (Li et al., 2020)."""
 
     def __init__(self, text: str = ""):
+        super().__init__()
         try:
             self.mu = float(text)
         except ValueError:
@@ -68,10 +88,10 @@ def make_correction(text: str, folder: Any = None) -> Correction:
     """The correction that `workers.correct` names: ``prox:0.1``. ConfigError for anything else."""
     if not text:
         return Correction()
-    if ":" in text and text.partition(":")[0] not in CORRECTIONS:
+    name, _, argument = text.partition(":")
+    if "." in name:                                           # a file or a module of the user's
         found, argument = CORRECTIONS.resolve(text, folder), ""
     else:
-        name, _, argument = text.partition(":")
         found = CORRECTIONS.resolve(name, folder)
     if not (isinstance(found, type) and issubclass(found, Correction)):
         raise ConfigError(f'{KEY} = "{text}" must name a subclass of mpitrain.parallel.workers.corrections.Correction')

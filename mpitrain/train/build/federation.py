@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from mpitrain import nn
+from mpitrain.checkpoint.hosted import OfWorkers
+from mpitrain.checkpoint.kinds import in_flat
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config, changed
 from mpitrain.config.levels import Level, levels_of
@@ -26,11 +28,13 @@ from mpitrain.nn.statistics import running_layers
 from mpitrain.optim import Optimizer
 from mpitrain.optim.by_rule import ByRule
 from mpitrain.optim.outer import make_outer
+from mpitrain.optim.rules import SGD
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
-from mpitrain.parallel.workers.corrections import make_correction
+from mpitrain.parallel.workers.corrections import Correction, Means, make_correction
 from mpitrain.parallel.workers.local import LocalTraining
 from mpitrain.parallel.workers.policy import Federated
+from mpitrain.schedules.grid import REPLICAS
 from mpitrain.train.build.inputs import Inputs, all_labels, has_labels
 
 OTHERS: dict[str, Any] = {"what": "parameters", "after": 0, "compress": "", "fragments": 1, "delay": 0, "alpha": 1.0, "graph": ""}
@@ -108,7 +112,7 @@ def partition_of(config: Config, inputs: Inputs) -> Partition:
     """The rule that `workers.rows` names."""
     text = config.workers.rows
     name, colon, argument = text.partition(":")
-    if name not in PARTITIONS and colon:
+    if colon and "." in name:
         own: Any = PARTITIONS.resolve(text, config.folder)
         return OfUser(own, text)
     made: Partition = PARTITIONS.resolve(name, config.folder)(argument)
@@ -147,9 +151,22 @@ def refuse_model(config: Config, model: nn.Module, tried: Optimizer) -> None:
             raise ConfigError(f'the layer "{name}" ({type(layer).__name__}) keeps statistics of the rows it has seen, and each '
                               "worker sees other rows: the mean of the workers' statistics would be that of no worker; use group "
                               'norm or layer norm')
+    refuse_unfit(config, make_correction(config.workers.correct, config.folder), tried)
     if tried.needs_closure:
         raise ConfigError(f"{tried.title} computes the loss of a step several times, and a worker's step is computed once; set "
                           'optimizer.name = "sgd" or "adamw"')
+
+
+def refuse_unfit(config: Config, correction: Correction, tried: Optimizer) -> None:
+    """ConfigError where the correction does not go with the workers' optimizer, or the run."""
+    o, what = config.optimizer, f'workers.correct = "{config.workers.correct}"'
+    if correction.plain_sgd and not (isinstance(tried, SGD) and not tried.momentum and not o.clip_norm):
+        raise config.wrong(f"{what} takes a worker's way for a sum of its gradients, which it is for plain SGD alone, found "
+                           f'optimizer.name = "{o.name}", momentum = {o.momentum:g}, clip_norm = {o.clip_norm:g}; set "sgd", 0 '
+                           "and 0", ("workers.correct", "optimizer.name"))
+    if correction.plain_sgd and config.train.on_lost != "stop":
+        raise config.wrong(f"{what} keeps an array of each worker on one rank, which is lost with that rank, found "
+                           f'train.on_lost = "{config.train.on_lost}"; set it to "stop"', ("workers.correct", "train.on_lost"))
 
 
 class Federation:
@@ -167,13 +184,18 @@ class Federation:
         control.agree(digest(self.rounds.rows_of), "the rows of the workers (SHA-256)")
         assert isinstance(policy, Federated)
         policy.correction, self.policy, self.inner = self.correction, policy, inner
+        tree, mesh = policy.context.placement.tree, policy.mesh
+        assert tree is not None
+        self.correction.open(Means(policy.storage, self.rounds, policy.channel, tree, mesh.link(REPLICAS, "workers")))
         outer = ByRule(policy.storage, self.rule)
         outer.lr = inner.lr
         return outer
 
     def kept(self) -> list[Any]:
         """The kinds of state that workers add."""
-        return self.correction.kept()
+        layout = self.policy.layout
+        return [*(in_flat(f"outer/{name}", self.policy.storage, flat, False) for name, flat in self.correction.shared.items()),
+                *(OfWorkers(name, hosted, layout) for name, hosted in self.correction.hosted.items())]
 
     def loader(self, *arguments: Any, **options: Any) -> Loader:
         return RoundLoader(*arguments, **options)

@@ -42,6 +42,8 @@ class Reached(Observer):
         self._found.add(parameter.key)
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
+        if not fields.told.get("workers", 1):                 # A round in which nobody trained tells nothing.
+            return
         if self._looks and (fields.grad_norm is None or math.isfinite(fields.grad_norm)):
             self._judge()
 
