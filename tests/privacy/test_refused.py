@@ -34,6 +34,7 @@ REFUSED = [
     ("clients.toml", ["privacy.unit=sample"], 'set privacy.unit = "client"'),
     ("rows.toml", ["privacy.unit=none"], "privacy.noise is there, and nobody is hidden"),
     ("rows.toml", ["privacy.accountant=rpd"], 'privacy.accountant = "rpd" is not there (did you mean "rdp"?)'),
+    ("rows.toml", ["privacy.accountant=own.py:Wrong"], "is a number of 0 or more, found own.py:Wrong, which gives 'much'"),
     ("clients.toml", ["privacy.sampling=shuffle"], 'privacy.sampling = "shuffle" is for rows'),
     ("clients.toml", ["workers.correct=scaffold"], "makes clients send more than the change that privacy.clip bounds"),
     ("rows.toml", ["train.micro_batches=4", "privacy.by_row=true"], "privacy.by_row = true makes each row a micro-batch"),
@@ -50,6 +51,8 @@ OWN = """
 from mpitrain import nn
 def norm(): return nn.Sequential(("flat", nn.Flatten()), ("first", nn.Linear(64, 8)), ("norm", nn.BatchNorm1d(8)),
                                  ("head", nn.Linear(8, 10)))
+class Wrong:
+    def epsilon(self, history, delta): return "much"
 def mixed(): return nn.Sequential(("flat", nn.Flatten()), ("experts", nn.MixtureOfExperts(64, 16, 4)),
                                   ("head", nn.Linear(64, 10)))
 """

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpitrain import nn
+from mpitrain.arguments import call
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config, changed
@@ -36,6 +37,7 @@ from mpitrain.privacy.fixed_point import FixedPoint
 from mpitrain.privacy.ghost import suits
 from mpitrain.privacy.mechanism import Mechanism
 from mpitrain.privacy.noise import Noise
+from mpitrain.registry import named
 from mpitrain.train.observers.ledger import Ledger
 from mpitrain.train.trainer import Trainer
 
@@ -70,7 +72,7 @@ class Privacy:
         if p.epsilon and self.q is None:
             raise config.wrong(f"privacy.epsilon = {p.epsilon:g} cannot be had: {self.why_not()}; give privacy.noise instead, or "
                                f"draw by a Poisson sampler", ("privacy.epsilon",))
-        accountant: Accountant = ACCOUNTANTS.resolve(p.accountant, config.folder)()
+        accountant = make_accountant(config)
         self.spent = None if self.q is None or self.seeded else Spent(accountant, p.delta)
         self.tell: Callable[[str], None] = lambda text: None  # shows a line to whoever follows the run
         self.mechanism: Mechanism | None = None               # from `open` on
@@ -209,6 +211,17 @@ class Privacy:
         elif (self.spent is None) != (kept["history"] is None):
             raise ConfigError("steps that no epsilon holds for, and others, do not add up; draw and noise as before, or start a "
                               "run of its own")
+
+
+def make_accountant(config: Config) -> Accountant:
+    """The accountant that privacy.accountant names. ConfigError for what is none."""
+    name = config.privacy.accountant
+    made: Accountant = call(ACCOUNTANTS.resolve(name, config.folder), f'privacy.accountant = "{name}"', {})
+    found = made.epsilon({(0.5, 1.0): 1}, 1e-5) if callable(getattr(made, "epsilon", None)) else None
+    if not (isinstance(found, float) and found >= 0):
+        raise ConfigError(f'privacy.accountant = "{name}" must be a class whose epsilon(history, delta) is a number of 0 or '
+                          f"more, found {named(made)}, which gives {found!r} for one step")
+    return made
 
 
 def by_norms(config: Config, model: nn.Module, loss: Any) -> bool:
