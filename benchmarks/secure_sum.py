@@ -45,8 +45,9 @@ def main() -> int:
         equal &= bool((found == numbers.decode(sum(numbers.encode(vectors[k]) for k in clients[asked.gone:]))).all())
     if channel.rank == 0:
         print(f"{asked.clients} clients, {asked.absent} absent, {asked.gone} gone before and {asked.silent} after sending, "
-              f"{n:,} parameters, {channel.size} ranks: {min(seconds):.2f} s at best, {sorted(seconds)[len(seconds) // 2]:.2f} s in the "
-              f"middle, {min(worked):.2f} s of rank 0's processor; {'the bits of the plain sum' if equal else 'WRONG'}")
+              f"{n:,} parameters, {channel.size} ranks: {min(seconds):.2f} s at best, "
+              f"{sorted(seconds)[len(seconds) // 2]:.2f} s in the middle, {min(worked):.2f} s of rank 0's processor; "
+              f"{'the bits of the plain sum' if equal else 'WRONG'}")
     mesh.close()
     return 0
 

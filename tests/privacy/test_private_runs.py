@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from launch import ROOT
 from private_configs import CLIENTS, ROWS
-from runs import lines, many, record, steps, write
+from runs import lines, many, record, steps, train, write
 
 from mpitrain.checkpoint import store
 from mpitrain.data.poisson import PoissonSampler
@@ -179,3 +179,30 @@ def test_a_run_that_hides_nothing_reads_none_of_it(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True,
                           env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
+
+
+KILLS = """
+import os, signal
+from mpitrain.privacy.secure_round import SecureRound
+from mpitrain.train import Observer
+class Dies(Observer):
+    def begin(self, run):
+        whole, rounds = SecureRound._open, []
+        def half(self, came, there):
+            rounds.append(1)
+            if run.rank == 1 and len(rounds) == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return whole(self, came, there)
+        SecureRound._open = half
+"""
+
+
+def test_a_rank_that_dies_while_shares_are_collected_ends_the_run_and_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    config = write(tmp_path, CLIENTS.replace("count = 20", "count = 10"), "clients.toml")
+    (tmp_path / "own.py").write_text(KILLS)
+    keys = "privacy.secure=true", "privacy.delta=1e-2", "checkpoint.every=2"
+    died = train(2, config, *keys, "run.out=died", "log.observers=own.py:Dies")
+    assert died.rc == 137 and len(died.error_lines) == 1 and "E_PEER" in died.error_lines[0], died.out + died.err
+    whole, resumed = many(tmp_path, (2, "clients.toml", *keys, "run.out=whole"),
+                          (1, "clients.toml", *keys, "run.out=died", "--resume"))
+    assert whole["parameters_sha256"] == resumed["parameters_sha256"] and resumed["steps"] == 4
