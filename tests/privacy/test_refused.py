@@ -43,6 +43,7 @@ REFUSED = [
     ("rows.toml", ["train.batch_size=2000"], "train.batch_size = 2000 is more than the 1437 training rows"),
     ("rows.toml", ["comm.sharding=optimizer"], 'found comm.sharding = "optimizer"; set comm.sharding = "none"'),
     ("rows.toml", ["comm.wire_dtype=bfloat16"], 'found comm.wire_dtype = "bfloat16"'),
+    ("rows.toml", ["sync.levels=[{every = 2}]"], "found [[sync]]; set no level of exchange"),
     ("rows.toml", ["optimizer.name=lbfgs", "optimizer.momentum=0.9"], "and each one tells of the rows"),
     ("norm.toml", [], 'the layer "norm" (BatchNorm1d) keeps statistics of all rows, which no noise hides'),
     ("mixed.toml", [], "sends rows to experts by what other rows do"),
@@ -75,7 +76,7 @@ def test_what_cannot_be_private_is_refused_with_one_line(tmp_path: Path, name: s
 
 
 def test_parts_of_a_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeshError, match="clips the gradient of each row by itself, and mesh.tp = 2 gives a rank a part of it"):
+    with pytest.raises(MeshError, match="clips the gradient of each row by itself, and mesh.tp = 2 does not sum whole ones"):
         list(inspect(folder_of(tmp_path) / "rows.toml", ["mesh.tp=2"], ranks=2))
 
 

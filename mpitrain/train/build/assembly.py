@@ -248,8 +248,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
 
     first, last = placement.own_micro_batches
     if private:
-        private.plan(plan.steps)
-        private.open(policy, mesh, control, range(first, last))
+        private.open(policy, mesh, control, range(first, last), plan.steps)
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
     new_loader, new_pipeline = (federation.loader, federation.pipeline) if federation else \
         (Loader, private.pipeline if private else Pipeline)

@@ -127,8 +127,9 @@ class Privacy:
         self.plan(self.steps, step)
         self.mechanism.sigma = self.sigma
 
-    def open(self, policy: Policy, mesh: Mesh, control: Channel, own_seats: range) -> None:
+    def open(self, policy: Policy, mesh: Mesh, control: Channel, own_seats: range, steps: int) -> None:
         """Gives the policy, before it opens, what bounds and hides. It communicates."""
+        self.plan(steps)
         p, channel = self.keys, mesh.channel(mesh.axes, "privacy")
         if not self.seeded:                                   # Who is drawn must not follow from a seed in run.json.
             seed = int(control.broadcast_object(secrets.randbits(62)))
