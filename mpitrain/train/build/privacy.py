@@ -72,12 +72,11 @@ class Privacy:
         if p.epsilon and self.q is None:
             raise config.wrong(f"privacy.epsilon = {p.epsilon:g} cannot be had: {self.why_not()}; give privacy.noise instead, or "
                                f"draw by a Poisson sampler", ("privacy.epsilon",))
-        accountant = make_accountant(config)
-        self.spent = None if self.q is None or self.seeded else Spent(accountant, p.delta)
+        self.accountant = make_accountant(config)
+        self.spent = None if self.q is None or self.seeded else Spent(self.accountant, p.delta)
         self.tell: Callable[[str], None] = lambda text: None  # shows a line to whoever follows the run
         self.mechanism: Mechanism | None = None               # from `open` on
         self.steps = self.left = 0                            # of the run; those still to come
-        self.accountant = accountant
 
     def _of_rows(self, config: Config, rows: Index) -> None:
         t = config.train
@@ -103,14 +102,16 @@ class Privacy:
         """The noise, where it is found for an epsilon at the end of a run of so many steps, of which some are `done`. ConfigError
         where none is enough."""
         self.steps, self.left, p = steps, steps - done, self.keys
-        if p.epsilon and self.spent is not None and not self.total() <= p.epsilon:
-            assert self.q is not None
-            self.sigma = noise_for(self.accountant, p.epsilon, p.delta, self.q, self.left, self.spent.history)
+        if p.epsilon and self.q is not None and not self.total() <= p.epsilon:
+            self.sigma = noise_for(self.accountant, p.epsilon, p.delta, self.q, self.left, self.history)
+
+    @property
+    def history(self) -> dict[tuple[float, float], int]:
+        return {} if self.spent is None else self.spent.history
 
     def total(self) -> float:
         """Epsilon when the run is over."""
-        assert self.spent is not None
-        key, history = (self.q or 0.0, self.sigma), self.spent.history
+        key, history = (self.q or 0.0, self.sigma), self.history
         return self.accountant.epsilon({**history, key: history.get(key, 0) + self.left}, self.keys.delta)
 
     def watch(self, trainer: Trainer) -> None:
