@@ -60,7 +60,8 @@ def amount(config: Config) -> Iterator[Refusal]:
                "for an epsilon; leave one of them out", keys)
     elif not (found[0] or p.epsilon):
         but = ", though privacy.secure = true: masks hide each client's part, and the sum tells of them" if p.secure else ""
-        yield f"privacy.noise = 0 hides nobody{but}; set privacy.noise to 1.0, say, or privacy.epsilon to what it may cost", keys
+        yield (f"privacy.noise = {written(p.noise)} hides nobody{but}; set privacy.noise to 1.0, say, or privacy.epsilon to what it "
+               "may cost", keys)
 
 
 def sums(config: Config) -> Iterator[Refusal]:
@@ -72,6 +73,9 @@ def sums(config: Config) -> Iterator[Refusal]:
     if p.unit == "client" and p.sampling != PrivacyConfig.sampling:
         yield (f'privacy.sampling = "{p.sampling}" is for rows; how clients are drawn, workers.each_round says; leave it out',
                ("privacy.sampling", "privacy.unit"))
+    if p.unit == "client" and p.by_row:
+        yield ('privacy.by_row = true is for privacy.unit = "sample": of a client, the whole change is clipped; leave it out',
+               ("privacy.by_row", "privacy.unit"))
     if not 0.5 < p.threshold <= 1:
         yield (f"privacy.threshold must be more than 0.5, at most 1, found {written(p.threshold)}: with half of the clients, "
                "each half could be asked for another secret of one client", ("privacy.threshold",))

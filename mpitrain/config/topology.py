@@ -66,4 +66,5 @@ class PrivacyConfig:
     accountant: str = "rdp"                  # one of ACCOUNTANTS
     secure: bool = False                     # ranks see masked integers of each other's clients, and their sum
     sampling: Literal["poisson", "shuffle"] = "poisson"      # of rows; of clients, workers.each_round says it
+    by_row: bool = False                     # each row is a micro-batch, also where norms of rows follow from whole batches
     threshold: float = 0.6                   # share of clients that must answer for the sum to be unmasked

@@ -34,12 +34,16 @@ REFUSED = [
     ("clients.toml", ["privacy.unit=sample"], 'set privacy.unit = "client"'),
     ("rows.toml", ["privacy.unit=none"], "privacy.noise is there, and nobody is hidden"),
     ("rows.toml", ["privacy.accountant=rpd"], 'privacy.accountant = "rpd" is not there (did you mean "rdp"?)'),
+    ("rows.toml", ["privacy.accountant=own.py:Wrong"], "is a number of 0 or more, found own.py:Wrong, which gives 'much'"),
     ("clients.toml", ["privacy.sampling=shuffle"], 'privacy.sampling = "shuffle" is for rows'),
     ("clients.toml", ["workers.correct=scaffold"], "makes clients send more than the change that privacy.clip bounds"),
-    ("rows.toml", ["train.micro_batches=4"], "each row is one; leave it out"),
+    ("rows.toml", ["train.micro_batches=4", "privacy.by_row=true"], "privacy.by_row = true makes each row a micro-batch"),
+    ("clients.toml", ["privacy.by_row=true"], "of a client, the whole change is clipped; leave it out"),
+    ("rows.toml", ["train.reproducible=layout"], "needs train.micro_batches"),
     ("rows.toml", ["train.batch_size=2000"], "train.batch_size = 2000 is more than the 1437 training rows"),
     ("rows.toml", ["comm.sharding=optimizer"], 'found comm.sharding = "optimizer"; set comm.sharding = "none"'),
     ("rows.toml", ["comm.wire_dtype=bfloat16"], 'found comm.wire_dtype = "bfloat16"'),
+    ("rows.toml", ["sync.levels=[{every = 2}]"], "found [[sync]]; set no level of exchange"),
     ("rows.toml", ["optimizer.name=lbfgs", "optimizer.momentum=0.9"], "and each one tells of the rows"),
     ("norm.toml", [], 'the layer "norm" (BatchNorm1d) keeps statistics of all rows, which no noise hides'),
     ("mixed.toml", [], "sends rows to experts by what other rows do"),
@@ -48,6 +52,8 @@ OWN = """
 from mpitrain import nn
 def norm(): return nn.Sequential(("flat", nn.Flatten()), ("first", nn.Linear(64, 8)), ("norm", nn.BatchNorm1d(8)),
                                  ("head", nn.Linear(8, 10)))
+class Wrong:
+    def epsilon(self, history, delta): return "much"
 def mixed(): return nn.Sequential(("flat", nn.Flatten()), ("experts", nn.MixtureOfExperts(64, 16, 4)),
                                   ("head", nn.Linear(64, 10)))
 """
@@ -70,7 +76,7 @@ def test_what_cannot_be_private_is_refused_with_one_line(tmp_path: Path, name: s
 
 
 def test_parts_of_a_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(MeshError, match="clips the gradient of each row by itself, and mesh.tp = 2 gives a rank a part of it"):
+    with pytest.raises(MeshError, match="clips the gradient of each row by itself, and mesh.tp = 2 does not sum whole ones"):
         list(inspect(folder_of(tmp_path) / "rows.toml", ["mesh.tp=2"], ranks=2))
 
 

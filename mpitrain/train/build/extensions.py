@@ -14,13 +14,15 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.config import Config
+from mpitrain.nn import Module
 from mpitrain.optim import Optimizer
 from mpitrain.placement.shard_cuts import probe
 from mpitrain.train.build.extension import Assembled, Extension
 from mpitrain.train.build.inputs import Inputs
 
 
-def extensions_of(config: Config, inputs: Inputs, optimizer: Callable[[Any], Optimizer]) -> list[Extension]:
+def extensions_of(config: Config, inputs: Inputs, model: Module, loss: Any, optimizer: Callable[[Any], Optimizer]
+                  ) -> list[Extension]:
     """The parts that the configuration asks for, in the order in which they are composed. ConfigError for one that there cannot
     be, without MPI and alike on all ranks."""
     found: list[Any] = []
@@ -30,7 +32,7 @@ def extensions_of(config: Config, inputs: Inputs, optimizer: Callable[[Any], Opt
         config = found[0].as_rounds
     if config.privacy.unit != "none":
         from mpitrain.train.build.privacy import Privacy
-        found.append(Privacy(config, inputs.train_rows, found[0].rounds if found else None))
+        found.append(Privacy(config, inputs.train_rows, found[0].rounds if found else None, model, loss))
     if optimizer(probe()).sends:
         from mpitrain.train.build.one_bit import OneBit
         found.append(OneBit())

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpitrain import nn
+from mpitrain.arguments import call
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
@@ -25,6 +26,7 @@ from mpitrain.data.rounds import Rounds
 from mpitrain.errors import ConfigError
 from mpitrain.nn.statistics import Running
 from mpitrain.optim import Optimizer
+from mpitrain.parallel.pipeline.by_norms import ByNorms
 from mpitrain.parallel.pipeline.by_rows import RowByRow
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.parallel.policies.private import Private
@@ -32,8 +34,10 @@ from mpitrain.parallel.workers.policy import Federated
 from mpitrain.parallel.workers.private import PrivateDeltas, SecureDeltas
 from mpitrain.privacy.accountant import Accountant, Spent, noise_for
 from mpitrain.privacy.fixed_point import FixedPoint
+from mpitrain.privacy.ghost import suits
 from mpitrain.privacy.mechanism import Mechanism
 from mpitrain.privacy.noise import Noise
+from mpitrain.registry import named
 from mpitrain.train.build.extension import Assembled, Extension, take
 from mpitrain.train.observers.ledger import Ledger
 
@@ -44,7 +48,7 @@ class Privacy(Extension):
     """`rounds` are a federation's, `rows` the training rows. ConfigError, alike on all
     ranks and without MPI, for what cannot be had."""
 
-    def __init__(self, config: Config, rows: Index, rounds: Rounds | None):
+    def __init__(self, config: Config, rows: Index, rounds: Rounds | None, model: nn.Module, loss: Any):
         check_values(config)
         p = self.keys = config.privacy
         self.written, self.rounds = config, rounds
@@ -56,6 +60,7 @@ class Privacy(Extension):
             self.sampler: Sampler = rounds
             self.config = config
         else:
+            self.by_norms = by_norms(config, model, loss)
             self._of_rows(config, rows)
         if p.delta > 1 / self.count:
             raise config.wrong(f"privacy.delta = {p.delta:g} is more than 1 / {self.count}, the number of {p.unit}s: to show one "
@@ -67,18 +72,18 @@ class Privacy(Extension):
         if p.epsilon and self.q is None:
             raise config.wrong(f"privacy.epsilon = {p.epsilon:g} cannot be had: {self.why_not()}; give privacy.noise instead, or "
                                f"draw by a Poisson sampler", ("privacy.epsilon",))
-        accountant: Accountant = ACCOUNTANTS.resolve(p.accountant, config.folder)()
-        self.spent = None if self.q is None or self.seeded else Spent(accountant, p.delta)
+        self.accountant = make_accountant(config)
+        self.spent = None if self.q is None or self.seeded else Spent(self.accountant, p.delta)
         self.tell: Callable[[str], None] = lambda text: None  # shows a line to whoever follows the run
         self.mechanism: Mechanism | None = None               # from `open` on
         self.steps = self.left = 0                            # of the run; those still to come
-        self.accountant = accountant
 
     def _of_rows(self, config: Config, rows: Index) -> None:
         t = config.train
-        if t.micro_batches:
-            raise config.wrong(f'train.micro_batches = {t.micro_batches}: with privacy.unit = "sample" each row is one; leave it '
-                               "out", ("train.micro_batches",))
+        if t.micro_batches and not self.by_norms:
+            why = "privacy.by_row = true makes" if config.privacy.by_row else "norms of this model's rows need"
+            raise config.wrong(f"train.micro_batches = {t.micro_batches}: {why} each row a micro-batch; leave it out",
+                               ("train.micro_batches",))
         n, batch = len(rows), t.batch_size
         if config.privacy.sampling == "shuffle":
             self.q, self.expected = None, float(batch)
@@ -91,7 +96,7 @@ class Privacy(Extension):
             self.q, self.expected = batch / n, float(batch)
             self.sampler = sampler = PoissonSampler(rows, batch / n, seed=config.run.seed)
             most = sampler.capacity
-        self.config = changed(config, train={"micro_batches": most, "batch_size": most})
+        self.config = config if self.by_norms else changed(config, train={"micro_batches": most, "batch_size": most})
 
     def configured(self, config: Config) -> Config:
         return self.config
@@ -107,14 +112,16 @@ class Privacy(Extension):
         """The noise, where it is found for an epsilon at the end of a run of so many steps, of which some are `done`. ConfigError
         where none is enough."""
         self.steps, self.left, p = steps, steps - done, self.keys
-        if p.epsilon and self.spent is not None and not self.total() <= p.epsilon:
-            assert self.q is not None
-            self.sigma = noise_for(self.accountant, p.epsilon, p.delta, self.q, self.left, self.spent.history)
+        if p.epsilon and self.q is not None and not self.total() <= p.epsilon:
+            self.sigma = noise_for(self.accountant, p.epsilon, p.delta, self.q, self.left, self.history)
+
+    @property
+    def history(self) -> dict[tuple[float, float], int]:
+        return {} if self.spent is None else self.spent.history
 
     def total(self) -> float:
         """Epsilon when the run is over."""
-        assert self.spent is not None
-        key, history = (self.q or 0.0, self.sigma), self.spent.history
+        key, history = (self.q or 0.0, self.sigma), self.history
         return self.accountant.epsilon({**history, key: history.get(key, 0) + self.left}, self.keys.delta)
 
     def join(self, run: Assembled) -> None:
@@ -148,7 +155,7 @@ class Privacy(Extension):
         policy.private = self
         if self.rounds is None:
             assert isinstance(policy, Private)
-            policy.mechanism = mechanism
+            policy.mechanism, policy.by_row = mechanism, not self.by_norms
             return
         assert isinstance(policy, Federated)
         if self.numbers is None:
@@ -159,7 +166,15 @@ class Privacy(Extension):
             secure.length = policy.layout.size
 
     def pipeline(self, kind: Any) -> Any:
-        return kind if self.rounds is not None else RowByRow
+        if self.rounds is not None:
+            return kind
+        return self._norms if self.by_norms else RowByRow
+
+    def _norms(self, *arguments: Any, **options: Any) -> ByNorms:
+        assert self.mechanism is not None
+        made = ByNorms(*arguments, **options)
+        made.mechanism = self.mechanism
+        return made
 
     def restored(self, found: Checkpoint, *, resumed: bool) -> None:
         """What the run has spent before goes on to be counted. ConfigError where it was not private."""
@@ -226,6 +241,24 @@ def refuse_without() -> None:
     """ConfigError for a run without [privacy] that goes on from one with it."""
     raise ConfigError("the checkpoint is of a run with [privacy], whose epsilon would not hold for steps without; give privacy as "
                       "it was, or start a run of its own from it with model.init_from")
+
+
+def make_accountant(config: Config) -> Accountant:
+    """The accountant that privacy.accountant names. ConfigError for what is none."""
+    name = config.privacy.accountant
+    made: Accountant = call(ACCOUNTANTS.resolve(name, config.folder), f'privacy.accountant = "{name}"', {})
+    found = made.epsilon({(0.5, 1.0): 1}, 1e-5) if callable(getattr(made, "epsilon", None)) else None
+    if not (isinstance(found, float) and found >= 0):
+        raise ConfigError(f'privacy.accountant = "{name}" must be a class whose epsilon(history, delta) is a number of 0 or '
+                          f"more, found {named(made)}, which gives {found!r} for one step")
+    return made
+
+
+def by_norms(config: Config, model: nn.Module, loss: Any) -> bool:
+    """Whether norms of rows are had from whole micro-batches: where model and loss are ours and keep rows apart."""
+    t = config.train
+    return (not config.privacy.by_row and not t.recompute and t.precision in ("float32", "float64") and not config.distil.teaches
+            and type(loss).__module__.startswith("mpitrain.") and loss.kind in ("classes", "binary", "values") and suits(model))
 
 
 def refuse_unbounded(config: Config, model: nn.Module, tried: Optimizer) -> None:

@@ -40,10 +40,10 @@ class Ledger(Observer):
 
     def begin(self, run: Watched) -> None:
         self.plan, self.more, self.file = run.plan, run.more, None if run.folder is None else run.folder / FILE
-        if run.step:
-            kept = on_first(self.channel, self._kept)
-            if kept is not None:
-                self._restore(kept)
+        kept = on_first(self.channel, self._kept)             # none in a new folder
+        if kept is not None:
+            self._restore(kept)
+        if kept is not None or run.step:
             self.private.go_on_after(run.step)
         self.notes += self.private.lines()
 
