@@ -113,8 +113,9 @@ class Residuals(Values):
 
     def _workers(self, checkpoint: Checkpoint) -> int:
         """How many workers the checkpoint is of; 0 where it has no residuals."""
-        numbers = sorted((number for number in {name.split("/")[1] for name in checkpoint.arrays if name.startswith("workers/")}
-                          if number.isdecimal()), key=int)
+        kinds, words = {"error", *self.compressed.owners}, [name.split("/") for name in checkpoint.arrays]
+        numbers = sorted({number for first, number, kind, *_ in filter(lambda found: len(found) > 3, words)
+                          if first == "workers" and kind in kinds and number.isdecimal()}, key=int)
         if COUNT not in checkpoint.arrays:
             if numbers:
                 raise CheckpointError(f"has residuals of worker {numbers[-1]}, and does not say how many workers there were; use "
