@@ -16,7 +16,7 @@ from mpitrain.parallel.compress.compressor import Compressor, Piece, block_bound
 from mpitrain.parallel.compress.lowrank import orthonormal
 from mpitrain.parallel.compress.simulate import Workers
 
-NAMES = ("int8", "int4", "onebit", "topk:0.01", "topk:0.3", "randomk:0.1", "powersgd:1", "powersgd:4")
+NAMES = ("int8", "int8:stochastic", "int4", "onebit", "topk:0.01", "topk:0.3", "randomk:0.1", "powersgd:1", "powersgd:4")
 EXACT = {"int8", "int4", "topk:0.01", "topk:0.3", "randomk:0.1"}
 LENGTHS = (0, 1, 2, 255, 256, 257, 4095, 4096, 4097, 9000)
 
@@ -177,6 +177,25 @@ def test_random_elements_without_feedback_are_right_on_average() -> None:
     assert (np.abs(often / draws - chance) <= 4 * np.sqrt(chance * (1 - chance) / draws)).all()
 
 
+def test_stochastic_rounding_is_right_on_average_and_rounds_to_a_neighbour() -> None:
+    """Within 4 standard errors over 2,000 steps; other words on each worker, for the sum, and in each step."""
+    compressor: Any = make_compressor("int8:stochastic")(pieces_of((3, 100)), 1, seed=1)
+    gradient, total, found, steps = normal(0, 0, 300), np.zeros(300), np.empty(300, np.float32), 2000
+    message = np.empty(compressor.nbytes(0, 2), np.uint8)
+    seen = set()
+    scale = np.repeat([np.abs(gradient[:256]).max(), np.abs(gradient[256:]).max()], [256, 44]) / 127
+    for step in range(steps):
+        compressor.encode(step, 0, gradient, None, 0, 2, message)
+        compressor.decode(message, 0, 2, found, False)
+        total += found
+        seen.add(message.tobytes())
+        assert (np.abs(found - gradient) <= scale * 1.0001).all()
+    assert (np.abs(total / steps - gradient) <= 4 * scale * 0.5 / np.sqrt(steps) + 1e-6).all() and len(seen) == steps
+    for step, worker in ((0, 0), (0, 1), (0, -1)):
+        compressor.encode(step, worker, gradient, None, 0, 2, message)
+        assert (message.tobytes() in seen) == (worker == 0)
+
+
 def test_all_workers_draw_the_same_elements_of_a_parameter_wherever_it_lies() -> None:
     a: Any = make_compressor("randomk:0.25")(pieces_of((30,), (40,)), 2, seed=1)
     b: Any = make_compressor("randomk:0.25")(pieces_of((40,), first=1), 2, seed=1)
@@ -247,7 +266,9 @@ def test_messages_have_the_bytes_that_are_promised() -> None:
     ("randomk:0.9", "one of each 1.11 neighbours is nearly all of them; take 0.5 or less"),
     ("powersgd:0", "expected a rank, a whole number above 0, as in powersgd:2, found 0"),
     ("powersgd:2.5", "expected a rank, .* found 2.5"), ("powersgd", "expected a rank, .* found nothing"),
-    ("int8:4", "it takes no option, found :4"), ("onebit:", "it takes no option, found :"),
+    ("int8:4", "its one option is int8:stochastic, found :4"),
+    ("int4:stochastic", "it takes no option, found :stochastic"),
+    ("onebit:", "it takes no option, found :"),
     ("int7", r'unknown compressor "int7" \(did you mean "int8"\?\); your own is "package.module:name" or "file.py:name"')])
 def test_a_wrong_compressor_is_refused_in_one_line(text: str, line: str) -> None:
     with pytest.raises(ConfigError, match=f'^comm.compress = "{text}": {line}$'):
