@@ -15,7 +15,6 @@ from mpitrain.parallel.levels.rounds import Rounds
 from mpitrain.schedules.grid import REPLICAS, Grid
 
 if TYPE_CHECKING:
-    from mpitrain.errors import ConfigError
     from mpitrain.nn import Module
 
 ORDER = ("node", "site", "workers")              # from the inside out
@@ -65,6 +64,19 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
             raise config.wrong(f'outer = "{table.outer}" has a state called "{name}"; give it another name, without "/", that is '
                                f"none of {', '.join(KEPT)}", ("sync.levels",))
     return Planned(table, rounds, rule)
+
+
+def describe(planned: Planned, sites: int) -> str:
+    """Who meets when, and what travels."""
+    table, rounds = planned.table, planned.rounds
+    if planned.rule is None:
+        late = f", which take effect {rounds.delay} steps later" if rounds.delay else ""
+        return f"{sites} sites add up their gradients in each step{late}"
+    first = f"gradients in each of the first {rounds.after} steps, then " if rounds.after else ""
+    coded = f" as {table.compress}" if table.compress else ""
+    parts = f" in {rounds.fragments} fragments" if rounds.fragments > 1 else ""
+    late = f", which take effect {rounds.delay} steps later" if rounds.delay else ""
+    return f"{sites} sites exchange {first}parameters{coded} every {rounds.every} steps{parts}{late}, outer rule {table.outer}"
 
 
 def refuse_compressed(config: Config, grid: Grid, table: Table) -> None:
@@ -157,7 +169,7 @@ def _fragments(table: Table, rounds: Rounds, model: Any) -> Iterator[str]:
 def trained(model: Any) -> list[tuple[str, int]]:
     """The names and sizes of the parameters of the whole model that are ever trained."""
     found = {p.twin_of or name: p for name, p in model.named_parameters() if p.trained_from != float("inf")}
-    sizes = {name: 1 for name in found}
+    sizes = dict.fromkeys(found, 1)
     for name, p in found.items():
         for n in p.global_shape:
             sizes[name] *= n

@@ -9,6 +9,7 @@ class Alone:
     """No other site to meet."""
 
     needs_gradients = False
+    nbytes = 0
 
     def begin(self, step: int) -> None:
         """Nothing is sent."""
