@@ -5,8 +5,8 @@
     python benchmarks/two_hosts.py --rate 100mbit --ranks 2 --timeout 1500 benchmarks/levels.py streaming TEXT
 
 The control is a worker alone, on its batch of 8. `share` is how much of the gap between it and an exchange of gradients in every
-step is closed: (alone - row) / (alone - every). Bytes are those that a rank posts, counted where they are, over all steps; they are
-compared with what a ring sends for dense gradients, the least that a sum of 4 ranks can.
+step is closed: (alone - row) / (alone - every). Bytes are those that a rank posts, counted where they are, over all steps; they
+are compared with what a ring sends for dense gradients, the least that a sum of 4 ranks can.
 `streaming` runs on the ranks that have started it: fragments that take effect later, beside plain DiLoCo.
 """
 

@@ -46,7 +46,8 @@ def level_lines(config: Config, stages: Sequence[Placement], planned: Planned) -
         costs.append((_sent(config, table, layout, fragment_of, n) / planned.rounds.every, dense))
     sent, dense = max(costs)
     mib = max(level_bytes(config, p) for p in stages) / MIB
-    yield (f"{describe(planned, n)}: {sent:,.0f} bytes of a rank and step between sites instead of {dense:,}; {mib:.2f} MiB of memory")
+    yield (f"{describe(planned, n)}: {sent:,.0f} bytes of a rank and step between sites instead of {dense:,}; {mib:.2f} MiB of "
+           "memory")
 
 
 def _sent(config: Config, table: Table, layout: FlatLayout, fragment_of: dict[str, int], n: int) -> int:

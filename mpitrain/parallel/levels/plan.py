@@ -41,15 +41,15 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
     table = next((table for table in tables if table.over == "site"), None)
     if grid.n_sites == 1:
         if table is not None:
-            raise config.wrong('[[sync]] meets over "site", and mesh.site = 1: there is nobody to meet; set mesh.site to the number '
-                               "of groups of ranks that train apart, 2 or more", ("sync.levels", "mesh.site"))
+            raise config.wrong('[[sync]] meets over "site", and mesh.site = 1: there is nobody to meet; set mesh.site to the '
+                               "number of groups of ranks that train apart, 2 or more", ("sync.levels", "mesh.site"))
         return None
     if table is None:
         raise config.wrong(f"mesh.site = {grid.n_sites} trains as many models, and no [[sync]] says when they meet; add one with "
                            'over = "site" and every, or set mesh.site = 1', ("sync.levels", "mesh.site"))
     for found, instead in refused(config, closure):
-        raise config.wrong(f"mesh.site = {grid.n_sites} has sites that train apart, found {found}; {instead}, or set mesh.site = 1",
-                           ("mesh.site",))
+        raise config.wrong(f"mesh.site = {grid.n_sites} has sites that train apart, found {found}; {instead}, or set mesh.site "
+                           "= 1", ("mesh.site",))
     every = table.every if isinstance(table.every, int) else int(table.every.split()[0]) * steps_per_epoch
     rounds = Rounds(every, table.after, table.fragments, table.delay, steps)
     for message in (*_of_gradients(table), *_times(table, rounds, steps), *_fragments(table, rounds, model)):
@@ -85,8 +85,8 @@ def refuse_compressed(config: Config, grid: Grid, table: Table) -> None:
     make_compressor(table.compress, config.folder)
     what = f'[[sync]] compress = "{table.compress}"'
     if grid.count(REPLICAS) > 1 and (config.comm.cuts != "none" or config.comm.node_shared):
-        raise config.wrong(f"{what} needs whole parameters on each rank, found comm.sharding or comm.node_shared, which cut them into "
-                           "slices; leave these out, or compress", ("sync.levels",))
+        raise config.wrong(f"{what} needs whole parameters on each rank, found comm.sharding or comm.node_shared, which cut them "
+                           "into slices; leave these out, or compress", ("sync.levels",))
     if config.train.precision == "float64":
         raise config.wrong(f'{what} is for parameters of float32, found train.precision = "float64"; leave compress out',
                            ("sync.levels",))
@@ -101,8 +101,8 @@ def _order(tables: Sequence[Table]) -> Iterator[str]:
         yield (f"[[sync]] tables go from the inside out, {', '.join(ORDER)}, found {', '.join(seen)}: put them in this order")
     for table in tables:
         if table.over == "node" and table != Table(over="node", what="gradients"):
-            yield ('[[sync]] over = "node" is what each step does: what = "gradients", every = 1, and no other key; its exchange is '
-                   "set in [comm]")
+            yield ('[[sync]] over = "node" is what each step does: what = "gradients", every = 1, and no other key; its exchange '
+                   "is set in [comm]")
 
 
 def refused(config: Config, closure: str = "") -> Iterator[tuple[str, str]]:
@@ -148,14 +148,14 @@ def _times(table: Table, rounds: Rounds, steps: int) -> Iterator[str]:
         return
     if after + every > steps:
         beyond = f"[[sync]] every = {toml(table.every)}" + (f" after = {after}" if after else "")
-        yield (f"{beyond} is beyond the run, which has {steps} steps: sites would not meet; set every to {max(1, steps - after)} or "
-               "less")
+        yield (f"{beyond} is beyond the run, which has {steps} steps: sites would not meet; set every to {max(1, steps - after)} "
+               "or less")
     if fragments > every:
         yield (f"[[sync]] fragments = {fragments} leave one after the other in the {every} steps of a round; set fragments to "
                f"{every} or less, or every to {fragments} or more")
     elif delay >= every // fragments and delay:
-        yield (f"[[sync]] delay = {delay} steps is not less than every / fragments = {every // fragments}: the next fragment would "
-               f"leave before this one has landed; set delay to {every // fragments - 1}"
+        yield (f"[[sync]] delay = {delay} steps is not less than every / fragments = {every // fragments}: the next fragment "
+               f"would leave before this one has landed; set delay to {every // fragments - 1}"
                + (" or less" if every // fragments > 1 else ""))
 
 

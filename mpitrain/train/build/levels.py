@@ -12,7 +12,6 @@ from mpitrain.checkpoint.state import State
 from mpitrain.checkpoint.workers import OfWorkers, OwnedBySites, Sometimes, is_apart, refuse_apart, sites_of
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
-from mpitrain.config import Config
 from mpitrain.errors import CheckpointError
 from mpitrain.nn import Module, running_layers
 from mpitrain.parallel.levels.fragments import fragments_of
