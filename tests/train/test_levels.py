@@ -35,7 +35,8 @@ def net(width: int = 16):
                          ("act", nn.ReLU()), ("drop", nn.Dropout(0.5)), ("head", nn.Linear(width, 10)))
 """
 BASE = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"') \
-    .replace("steps = 50", "steps = 21").replace("eval_every = 25", "eval_every = 7") + "[checkpoint]\nevery = 1\nkeep = 99\nbest = false\n"
+    .replace("steps = 50", "steps = 21").replace("eval_every = 25", "eval_every = 7") + \
+    "[checkpoint]\nevery = 1\nkeep = 99\nbest = false\n"
 STOPPED = (5, 9, 12, 18)
 
 
@@ -105,7 +106,7 @@ def test_other_numbers_of_sites_go_on_from_the_end_of_a_round_alone(runs: Path) 
                 (2, "diloco.toml", stopped(runs, "diloco", 9, "off-one"), "mesh.site=1", "sync.levels=[]", "--resume"),
                 (4, "diloco.toml", stopped(runs, "diloco", 9, "off-four"), "mesh.site=4", "--resume"),
                 (2, "streaming.toml", stopped(runs, "streaming", 16, "other"), "--resume",
-                 'sync.levels=[{every=7, outer="nesterov", lr=0.7, momentum=0.6, fragments=3, delay=1, alpha=0.5, compress="int4"}]'),
+                 'sync.levels=[{every=7, outer="nesterov", lr=0.7, momentum=0.6, fragments=3, delay=1, compress="int4"}]'),
                 timeout=150)
     assert [one.get("steps") for one in told[:3]] == [21] * 3, told
     for one, now in zip(told[3:5], (1, 4)):
@@ -139,7 +140,8 @@ def test_a_wrong_level_ends_the_job_with_one_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level, said", [
     ("every = 0", "sync.every must be a number of steps, at least 1"),
     ("every = 51", "every = 51 is beyond the run, which has 50 steps: sites would not meet; set every to 50 or less"),
-    ("every = 45\nafter = 10", "every = 45 after = 10 is beyond the run, which has 50 steps: sites would not meet; set every to 40"),
+    ("every = 45\nafter = 10", "every = 45 after = 10 is beyond the run, which has 50 steps: sites would not meet; set every to "
+     "40"),
     ('every = "3 epochs"', 'every = "3 epochs" is beyond the run'),
     ("every = 10\nfragments = 2\ndelay = 5", "delay = 5 steps is not less than every / fragments = 5"),
     ("every = 10\nfragments = 4\ndelay = 2", "set delay to 1 or less"),
@@ -184,8 +186,8 @@ def message(folder: Path, written: str, mesh: dict[str, int], *keys: str) -> str
     return str(caught.value)
 
 
-@pytest.mark.parametrize("rounds", [Rounds(10, 0, 1, 0, 47), Rounds(10, 3, 3, 2, 50), Rounds(7, 0, 3, 1, 60), Rounds(5, 5, 5, 0, 31),
-                                    Rounds(12, 0, 4, 2, 48)], ids=str)
+@pytest.mark.parametrize("rounds", [Rounds(10, 0, 1, 0, 47), Rounds(10, 3, 3, 2, 50), Rounds(7, 0, 3, 1, 60),
+                                    Rounds(5, 5, 5, 0, 31), Rounds(12, 0, 4, 2, 48)], ids=str)
 def test_each_fragment_lands_once_a_round_and_one_alone_is_under_way(rounds: Rounds) -> None:
     flying: list[int] = []
     landed = {f: [rounds.after] for f in range(rounds.fragments)}

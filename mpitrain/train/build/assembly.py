@@ -192,6 +192,8 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         config, drawn = part.configured(config), part.drawn(drawn)
     m, t, comm = config.mesh, config.train, config.comm
     valid = validate(config, mesh, model, optimizer, rate, drawn)
+    for part in parts:
+        part.validated(valid)
     n_micro, sampler = valid.n_micro, valid.sampler
     anywhere = t.reproducible == "layout"
     if anywhere:
