@@ -7,7 +7,7 @@ from typing import Any
 
 from mpitrain.config.sections import SECTIONS, Config
 
-ORDER = ("train", "mesh", "comm", "optimizer", "data", "run", "sync", "checkpoint", "log")          # the first section that has the key
+ORDER = ("train", "mesh", "comm", "optimizer", "data", "run", "sync", "checkpoint", "log")   # the first that has the key
 OTHER = {"log_every": ("log", "every"), "bucket_bytes": ("comm", "bucket_mb")}
 
 

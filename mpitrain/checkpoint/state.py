@@ -98,7 +98,8 @@ class State:
 
     def expected(self) -> dict[str, tuple[int, ...]]:
         """The shape of each array of a complete checkpoint."""
-        return {name: tuple(shape) for kind in (*self.kept, *self.apart) for name, (shape, _) in kind.expected(self._shapes).items()}
+        return {name: tuple(shape) for kind in (*self.kept, *self.apart)
+                for name, (shape, _) in kind.expected(self._shapes).items()}
 
     def refuse_nonfinite(self, step: int, so: str = LAST_STANDS) -> None:
         """Raises NumericsError where a parameter is NaN or Inf. `so` says what follows from that, and what to change."""

@@ -29,8 +29,8 @@ class OfWorkers(Kept):
     """This site's arrays of a kind that each site has of its own.
 
     `first` is 1 where the checkpoint's `name` itself is that of site 0; else each site has its arrays under ``workers``.
-    `there` says whether a checkpoint has them now; `sites` is the number of sites of the checkpoint that is read. What is `shared`
-    is owed by all sites together: another number of them gets the mean of the old ones.
+    `there` says whether a checkpoint has them now; `sites` is the number of sites of the checkpoint that is read. What is
+    `shared` is owed by all sites together: another number of them gets the mean of the old ones.
     """
 
     steady = False
@@ -105,5 +105,5 @@ def refuse_apart(found: Checkpoint, sites: int = 1) -> None:
     """CheckpointError for a checkpoint of sites that had parameters of their own, in a run with another number of them."""
     if is_apart(found) and sites_of(found) != sites:
         were = sites_of(found)
-        raise CheckpointError(f"after step {found.step} the {were} sites of this run had parameters of their own, and mesh.site = "
-                              f"{sites} now; set mesh.site = {were}, or go on from the end of a round", file=found.folder)
+        raise CheckpointError(f"after step {found.step} the {were} sites of this run had parameters of their own, and mesh.site "
+                              f"= {sites} now; set mesh.site = {were}, or go on from the end of a round", file=found.folder)

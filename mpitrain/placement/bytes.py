@@ -20,7 +20,7 @@ class Bytes(NamedTuple):
 
 class Use(NamedTuple):
     """Bytes of one rank by use; None where unknown. `copies` are of the weights, which [average] and shrink.rewind keep;
-    `residuals` are what compressed gradients leave out."""
+    `residuals` are what compressed gradients leave out, `levels` what sites keep to meet others ([[sync]])."""
 
     parameters: int
     gradients: int
@@ -30,6 +30,7 @@ class Use(NamedTuple):
     pool: int | None
     copies: int = 0
     residuals: int = 0
+    levels: int = 0
 
 
 class Forecast(NamedTuple):

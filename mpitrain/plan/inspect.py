@@ -122,6 +122,9 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if config.comm.compress:
         from mpitrain.plan.compression import compression_lines
         yield from compression_lines(config, stages)
+    if valid.level is not None:
+        from mpitrain.plan.levels import level_lines
+        yield from level_lines(config, stages, valid.level)
     yield bytes_line(stages, made.optimizer(probe()))
     yield from forecast_lines(forecast_of(config, placed, inputs))
 

@@ -5,6 +5,7 @@
     optimizer     its state; `offloaded` if that lies elsewhere
     copies        of the parameters, or of slices of them, beside those: the mean of [average], the weights of shrink.rewind
     residuals     of compressed gradients
+    levels        start values and outer states of sites, and what travels between them
     activations   the peak of a step's arrays on top of those that stay: saved for backward, and temporary
     pool          all memory that arrays have taken from the system: all of those, rows read ahead, buckets in flight, unsharded
                   blocks, and free blocks kept for the next arrays
@@ -46,11 +47,13 @@ BETWEEN = 8                                  # free blocks that fit no array tak
 
 
 def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
-             offload: str = "none", copies: int = 0, residuals: Callable[[Placement], int] = lambda p: 0) -> Forecast:
+             offload: str = "none", copies: int = 0, residuals: Callable[[Placement], int] = lambda p: 0,
+             levels: Callable[[Placement], int] = lambda p: 0) -> Forecast:
     """The forecast of a run of `p`, whose model is used up here, on the first rank of each stage. Needs no MPI.
 
     `sample` is a host row (x, y); `optimizer(storage)` makes one, whose state `offload` may keep elsewhere.
-    `copies` is how many of the weights are kept, `residuals(placement)` the bytes of what compressed gradients leave out.
+    `copies` is how many of the weights are kept, `residuals(placement)` the bytes of what compressed gradients leave out,
+    and `levels(placement)` those that sites keep to meet others.
     """
     if p.grid.shares_layers:
         from mpitrain.parallel.layers.join import alone
@@ -59,7 +62,7 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
     tried = optimizer(probe())
-    kept = [_kept(stage, layout, tried, offload, copies)._replace(residuals=residuals(stage))
+    kept = [_kept(stage, layout, tried, offload, copies)._replace(residuals=residuals(stage), levels=levels(stage))
             for stage, layout in zip(stages, layouts)]
     others = [_on_their_way(stage, layout) for stage, layout in zip(stages, layouts)]
     if p.part is not None:
@@ -85,6 +88,9 @@ def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: flo
     if config.comm.compress:
         from mpitrain.plan.compression import residual_bytes
         more["residuals"] = partial(residual_bytes, config, share=share)
+    if config.sync.levels:
+        from mpitrain.plan.levels import level_bytes
+        more["levels"] = partial(level_bytes, config)
     copies = (config.average.kind != "none") + bool(config.shrink.prune and config.shrink.rewind != "never")
     return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens, inputs), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
@@ -92,7 +98,7 @@ def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: flo
 
 
 def _whole(use: Use, activations: int, others: int) -> Use:
-    stays = use.parameters + use.gradients + use.optimizer + use.copies + use.residuals
+    stays = use.parameters + use.gradients + use.optimizer + use.copies + use.residuals + use.levels
     pool = stays + activations + activations // BETWEEN + others
     return use._replace(activations=activations, pool=pool)
 

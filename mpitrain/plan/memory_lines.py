@@ -39,7 +39,7 @@ def as_json(found: Forecast, everyone: Sequence[tuple[int, Use]]) -> dict[str, A
 
 
 def _names(uses: Sequence[Use]) -> list[str]:
-    seldom = ("offloaded", "copies", "residuals")
+    seldom = ("offloaded", "copies", "residuals", "levels")
     return [name for name in Use._fields if name not in seldom or any(getattr(use, name) for use in uses)]
 
 

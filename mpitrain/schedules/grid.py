@@ -10,8 +10,8 @@ from mpitrain.errors import MeshError
 AXES = ("site", "pp", "dp", "ep", "cp", "tp")
 ALWAYS_NAMED = ("pp", "dp", "tp")          # A mesh names these axes also where they have one place.
 DATA = ("site", "dp", "ep")                # Ranks along these axes have different samples.
-REPLICAS = ("dp", "ep", "cp")              # Ranks along these axes replicate a part of the model (but for experts, along ep), and add
-                                           # up gradients in each step. Sites, which have models of their own, meet now and then.
+REPLICAS = ("dp", "ep", "cp")              # Ranks along these axes replicate a part of the model (but for experts, along ep).
+                                           # They add up gradients in each step; sites, with models of their own, meet seldom.
 COPIES = ("dp", "cp")                      # Ranks along these axes replicate experts too.
 
 

@@ -39,7 +39,8 @@ def test_the_numbers_of_ranks_go_along_the_axes_in_order_tp_fastest() -> None:
     grids = [Grid(lengths, each) for each in coordinates]
     assert [grid.rank for grid in grids] == list(range(24)) and str(grids[0]) == "pp=2 x dp=3 x ep=2 x tp=2"
     assert {grid.n_places for grid in grids} == {6} and [grid.place for grid in grids[::2]] == [*range(6)] * 2
-    first, last = Grid({**lengths, "site": 2}), Grid({**lengths, "site": 2}, {axis: n - 1 for axis, n in lengths.items()} | {"site": 1})
+    two = {**lengths, "site": 2}
+    first, last = Grid(two), Grid(two, {axis: n - 1 for axis, n in two.items()})
     assert (last.rank, last.place, last.n_places, str(last)) == (47, 11, 12, "site=2 x pp=2 x dp=3 x ep=2 x tp=2")
     assert first.count(REPLICAS) == 6, "sites add up no gradients"
     assert Grid({}).rank == 0 and not Grid({"dp": 2, "cp": 2}).cuts_model and Grid({"ep": 2}).cuts_model

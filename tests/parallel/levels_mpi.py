@@ -72,10 +72,10 @@ def test_on_a_power_of_two_of_sites_it_is_gradient_averaging_to_the_bit_where_no
 
 
 class Reference:
-    """DiLoCo of a softmax regression in float64, all sites in one process: AdamW inside, Nesterov outside, streaming fragments."""
+    """DiLoCo of two layers in float64, all sites in one process: AdamW inside, Nesterov outside, fragments that stream."""
 
-    def __init__(self, run: Any, sites: int, *, every: int, fragments: int = 1, delay: int = 0, alpha: float = 1.0, after: int = 0,
-                 lr: float = 0.7, momentum: float = 0.6):
+    def __init__(self, run: Any, sites: int, *, every: int, fragments: int = 1, delay: int = 0, alpha: float = 1.0,
+                 after: int = 0, lr: float = 0.7, momentum: float = 0.6):
         self.every, self.fragments, self.delay, self.alpha, self.after, self.lr = every, fragments, delay, alpha, after, lr
         self.momentum, self.plan = momentum, run.plan.steps
         self.start = arrays(run)
@@ -99,7 +99,8 @@ class Reference:
         self.land([one for one in self.flying if one[0] <= t or last], last)
         for name, f in self.fragment.items():
             if last or (done >= self.every and (done - f * self.every // self.fragments) % self.every == 0):
-                self.flying.append((t + self.delay, name, sum(self.start[name] - s[name][0] for s in self.sites) / len(self.sites)))
+                change = sum(self.start[name] - site[name][0] for site in self.sites) / len(self.sites)
+                self.flying.append((t + self.delay, name, change))
         self.land([one for one in self.flying if one[0] <= t or last], last)
 
     def land(self, landing: list[tuple[int, str, np.ndarray]], last: bool) -> None:
@@ -132,7 +133,8 @@ def two_layers() -> nn.Sequential:
 def test_every_array_is_that_of_a_simulation_in_numpy(comm: Any, options: dict[str, Any], inside: int) -> None:
     needs(comm, 2 * inside)
     sites = comm.size // inside
-    adam = {"optimizer": lambda storage: optim.AdamW(storage, lr=3e-3, weight_decay=0.0), "clip_norm": 0.0, "precision": "float64"}
+    adam = {"optimizer": lambda storage: optim.AdamW(storage, lr=3e-3, weight_decay=0.0), "clip_norm": 0.0,
+            "precision": "float64"}
     outer = {"outer": "nesterov", "lr": 0.7, "momentum": 0.6}
     with job(comm, two_layers, {"site": sites, "dp": inside}, micro_batches=comm.size, batch_size=16 // comm.size * comm.size,
              steps=20, **adam, **level(**outer, **options)) as run:

@@ -37,7 +37,8 @@ class GradientNorm:
         self._places: list[tuple[int, int]] = []              # Where this rank's sums are in the table, and how many.
         self._names: list[str] = []
         if self.channel is not None:
-            self._agree([s for s in self.segments if mesh is None or is_first(s.parameter, mesh, without=("site", "pp", *COPIES))])
+            self._agree([s for s in self.segments
+                         if mesh is None or is_first(s.parameter, mesh, without=("site", "pp", *COPIES))])
             nbytes = max(1, len(self._names)) * 8
             memory = np.zeros(nbytes, np.uint8) if allocate is None else allocate(nbytes)
             self._sums: np.ndarray[Any, Any] = memory.view(np.float64)[:len(self._names)]

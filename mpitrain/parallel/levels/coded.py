@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Coded:
     """The compressed sums of a level's fragments, with error feedback: what a site's message leaves out is in its next one.
 
-    A compressor of the user's own is proved at the sizes of this model. CompressError, on all ranks, where it is wrong or keeps what
-    cannot be in a checkpoint here. It communicates.
+    A compressor of the user's own is proved at the sizes of this model. CompressError, on all ranks, where it is wrong or keeps
+    what cannot be in a checkpoint here. It communicates.
     """
 
     def __init__(self, level: Outer, make: Make):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from mpitrain.nn.parameter import Buffer
     from mpitrain.parallel.policies.policy import Policy
 
-Parts: TypeAlias = "list[tuple[Segment, Array]]"              # (where a part of a parameter lies in the storage, its values, flat)
+Parts: TypeAlias = "list[tuple[Segment, Array]]"              # (where a part of a parameter lies in the storage, its values)
 
 
 class Level:
@@ -47,7 +46,9 @@ class Level:
         self.notes: list[str] = []
         self.there: dict[str, Collection[str]] = {}           # Of `passing`: the parameters that a checkpoint being read has.
         self.other: Any = None                                # The mean of the sites, and while that is in use this site's own.
-        self._running: list[Buffer] = [b for chunk in policy.stage.chunks for layer in running_layers(chunk) for b in layer.buffers]
+        self._posted: dict[tuple[int, int], int] = {}
+        layers = [layer for chunk in policy.stage.chunks for layer in running_layers(chunk)]
+        self._running: list[Buffer] = [buffer for layer in layers for buffer in layer.buffers]
         self.other_running: np.ndarray[Any, Any] | None = None
 
     def begin(self, step: int) -> None:
@@ -101,16 +102,18 @@ class Level:
         """So many bytes are on their way from this rank to other sites."""
         self.sent_bytes += nbytes
 
-    @cache
     def posted(self, length: int, itemsize: int = 0) -> int:
         """The bytes that this rank posts for a dense sum over the sites of so many elements, by default the parameters'."""
         from mpitrain.comm.messages.prepare import make_plan
         from mpitrain.comm.messages.signature import HEADER_BYTES
         from mpitrain.schedules.collectives import choose
         itemsize = itemsize or np.dtype(str(self.storage.dtype)).itemsize
-        steps = choose(self.channel.steps, self.n_sites, itemsize * length)
-        plan = make_plan(steps, self.site, self.n_sites, length, itemsize)
-        return HEADER_BYTES + sum(stop - start for round_ in plan.rounds for _, start, stop, _ in round_.sends)
+        if (length, itemsize) not in self._posted:
+            steps = choose(self.channel.steps, self.n_sites, itemsize * length)
+            plan = make_plan(steps, self.site, self.n_sites, length, itemsize)
+            sent = sum(stop - start for round_ in plan.rounds for _, start, stop, _ in round_.sends)
+            self._posted[length, itemsize] = HEADER_BYTES + sent
+        return self._posted[length, itemsize]
 
     def parts(self, flat: Array) -> Parts:
         """The parts of an array in the layout of `storage`."""

@@ -6,8 +6,9 @@ et al., 2023), and DiLoCo whose fragments stream (Douillard et al., 2025).
     outer rule                                    start <- start - lr ... d             a class of OUTER
     the sites go on                               theta_k <- (1 - alpha) theta_k + alpha start
 
-The inner optimizer's state stays with its site. `Rounds` says which fragment leaves and lands when, by the step alone, so all sites
-send the same in the same order. Until step `after`, sites add up their gradients in each step (post-local SGD; Lin et al., 2020).
+The inner optimizer's state stays with its site. `Rounds` says which fragment leaves and lands when, by the step alone, so all
+sites send the same in the same order. Until step `after`, sites add up their gradients in each step (post-local SGD; Lin et al.,
+2020).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def stride(size: int) -> int:
 class Outer(Level):
     """The meetings of the sites by an outer rule.
 
-    `fragment_of` gives the number of each parameter's fragment, by name. `code`, where given, makes the compressed sum of fragments.
+    `fragment_of` gives the number of each parameter's fragment, by name. `code`, where given, makes the compressed sums.
     """
 
     trains_apart = True

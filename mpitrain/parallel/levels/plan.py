@@ -19,7 +19,6 @@ from mpitrain.schedules.graph_check import METHODS, Proved, check_graph
 from mpitrain.schedules.grid import REPLICAS, Grid
 
 if TYPE_CHECKING:
-    from mpitrain.errors import ConfigError
     from mpitrain.nn import Module
 
 ORDER = ("node", "site", "workers")              # from the inside out
@@ -47,15 +46,15 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
     table = next((table for table in tables if table.over == "site"), None)
     if grid.n_sites == 1:
         if table is not None:
-            raise config.wrong('[[sync]] meets over "site", and mesh.site = 1: there is nobody to meet; set mesh.site to the number '
-                               "of groups of ranks that train apart, 2 or more", ("sync.levels", "mesh.site"))
+            raise config.wrong('[[sync]] meets over "site", and mesh.site = 1: there is nobody to meet; set mesh.site to the '
+                               "number of groups of ranks that train apart, 2 or more", ("sync.levels", "mesh.site"))
         return None
     if table is None:
         raise config.wrong(f"mesh.site = {grid.n_sites} trains as many models, and no [[sync]] says when they meet; add one with "
                            'over = "site" and every, or set mesh.site = 1', ("sync.levels", "mesh.site"))
     for found, instead in refused(config, closure):
-        raise config.wrong(f"mesh.site = {grid.n_sites} has sites that train apart, found {found}; {instead}, or set mesh.site = 1",
-                           ("mesh.site",))
+        raise config.wrong(f"mesh.site = {grid.n_sites} has sites that train apart, found {found}; {instead}, or set mesh.site "
+                           "= 1", ("mesh.site",))
     every = table.every if isinstance(table.every, int) else int(table.every.split()[0]) * steps_per_epoch
     rounds = Rounds(every, table.after, table.fragments, table.delay, steps)
     for message in (*_of_gradients(table), *_of_graph(table), *_times(table, rounds, steps), *_fragments(table, rounds, model)):
@@ -74,14 +73,31 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
     return Planned(table, rounds, rule)
 
 
+def describe(planned: Planned, sites: int) -> str:
+    """Who meets when, and what travels."""
+    table, rounds = planned.table, planned.rounds
+    if planned.graph is not None:
+        after = f", after {rounds.after} steps that add up gradients" if rounds.after else ""
+        often = "in each step" if rounds.every == 1 else f"every {rounds.every} steps"
+        return f"{sites} sites meet their neighbours {often}{after}, by {planned.graph.method}; {planned.graph}"
+    if planned.rule is None:
+        late = f", which take effect {rounds.delay} steps later" if rounds.delay else ""
+        return f"{sites} sites add up their gradients in each step{late}"
+    first = f"gradients in each of the first {rounds.after} steps, then " if rounds.after else ""
+    coded = f" as {table.compress}" if table.compress else ""
+    parts = f" in {rounds.fragments} fragments" if rounds.fragments > 1 else ""
+    late = f", which take effect {rounds.delay} steps later" if rounds.delay else ""
+    return f"{sites} sites exchange {first}parameters{coded} every {rounds.every} steps{parts}{late}, outer rule {table.outer}"
+
+
 def refuse_compressed(config: Config, grid: Grid, table: Table) -> None:
     """ConfigError for a compressor that is not there, or has no whole parameters to work on."""
     from mpitrain.parallel.compress.compressor import make_compressor
     make_compressor(table.compress, config.folder)
     what = f'[[sync]] compress = "{table.compress}"'
     if grid.count(REPLICAS) > 1 and (config.comm.cuts != "none" or config.comm.node_shared):
-        raise config.wrong(f"{what} needs whole parameters on each rank, found comm.sharding or comm.node_shared, which cut them into "
-                           "slices; leave these out, or compress", ("sync.levels",))
+        raise config.wrong(f"{what} needs whole parameters on each rank, found comm.sharding or comm.node_shared, which cut them "
+                           "into slices; leave these out, or compress", ("sync.levels",))
     if config.train.precision == "float64":
         raise config.wrong(f'{what} is for parameters of float32, found train.precision = "float64"; leave compress out',
                            ("sync.levels",))
@@ -96,8 +112,8 @@ def _order(tables: Sequence[Table]) -> Iterator[str]:
         yield (f"[[sync]] tables go from the inside out, {', '.join(ORDER)}, found {', '.join(seen)}: put them in this order")
     for table in tables:
         if table.over == "node" and table != Table(over="node", what="gradients"):
-            yield ('[[sync]] over = "node" is what each step does: what = "gradients", every = 1, and no other key; its exchange is '
-                   "set in [comm]")
+            yield ('[[sync]] over = "node" is what each step does: what = "gradients", every = 1, and no other key; its exchange '
+                   "is set in [comm]")
 
 
 def refused(config: Config, closure: str = "") -> Iterator[tuple[str, str]]:
@@ -167,14 +183,14 @@ def _times(table: Table, rounds: Rounds, steps: int) -> Iterator[str]:
         return
     if after + every > steps:
         beyond = f"[[sync]] every = {toml(table.every)}" + (f" after = {after}" if after else "")
-        yield (f"{beyond} is beyond the run, which has {steps} steps: sites would not meet; set every to {max(1, steps - after)} or "
-               "less")
+        yield (f"{beyond} is beyond the run, which has {steps} steps: sites would not meet; set every to {max(1, steps - after)} "
+               "or less")
     if fragments > every:
         yield (f"[[sync]] fragments = {fragments} leave one after the other in the {every} steps of a round; set fragments to "
                f"{every} or less, or every to {fragments} or more")
     elif delay >= every // fragments and delay:
-        yield (f"[[sync]] delay = {delay} steps is not less than every / fragments = {every // fragments}: the next fragment would "
-               f"leave before this one has landed; set delay to {every // fragments - 1}"
+        yield (f"[[sync]] delay = {delay} steps is not less than every / fragments = {every // fragments}: the next fragment "
+               f"would leave before this one has landed; set delay to {every // fragments - 1}"
                + (" or less" if every // fragments > 1 else ""))
 
 
@@ -188,7 +204,7 @@ def _fragments(table: Table, rounds: Rounds, model: Any) -> Iterator[str]:
 def trained(model: Any) -> list[tuple[str, int]]:
     """The names and sizes of the parameters of the whole model that are ever trained."""
     found = {p.twin_of or name: p for name, p in model.named_parameters() if p.trained_from != float("inf")}
-    sizes = {name: 1 for name in found}
+    sizes = dict.fromkeys(found, 1)
     for name, p in found.items():
         for n in p.global_shape:
             sizes[name] *= n

@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Rounds(NamedTuple):
     """`every` steps a round, from step `after` on; the last one ends with the run, of `steps` steps.
 
-    Of F fragments, number f leaves f H / F steps after the first one of each round of H steps, and lands `delay` steps later. With
-    the run's last step all leave, and land at once.
+    Of F fragments, number f leaves f H / F steps after the first one of each round of H steps, and lands `delay` steps later.
+    With the run's last step all leave, and land at once.
     """
 
     every: int

@@ -40,8 +40,8 @@ class Pipeline:
 
     Each micro-batch's loss is a sum; its gradient starts from 1 / (the count over the ranks of a `site`, of how many), so the
     exchange only ever adds, and batches of uneven size stay exact. Terms that layers add to the loss (`autograd.batch_share`)
-    are weighted by the rows of a micro-batch over those of the site. The schedule names forwards (F) and backwards (B), or halves of them (B, W);
-    `neighbours` (None where the stage is the whole model) adds receives and sends.
+    are weighted by the rows of a micro-batch over those of the site. The schedule names forwards (F) and
+    backwards (B), or halves of them (B, W); `neighbours` (None where the stage is the whole model) adds receives and sends.
 
     A loss that is not finite raises NumericsError, or, where the run `goes_on`, makes all gradients of the micro-batch NaN, which
     every rank sees in the norm; `blamed` has the errors then.

@@ -10,6 +10,7 @@ class Alone:
 
     needs_gradients = False
     rate_factor = 1.0
+    nbytes = 0
 
     def begin(self, step: int) -> None:
         """Nothing is sent."""

@@ -272,9 +272,9 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     if policy.compressed is not None:
         from mpitrain.train.observers.compression import Compression
         trainer.observers.insert(0, Compression(policy, state, control))
-    if mesh.n_sites > 1:
+    if valid.level is not None:
         from mpitrain.train.build.levels import add_level
-        add_level(config, trainer, state, policy, model)
+        add_level(valid.level, trainer, state, policy, model)
     if config.average.kind != "none":
         from mpitrain.train.observers.averaging import Averaging
         averaging = Averaging(config.average, policy, state)

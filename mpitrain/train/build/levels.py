@@ -12,14 +12,13 @@ from mpitrain.checkpoint.state import State
 from mpitrain.checkpoint.workers import OfWorkers, OwnedBySites, Sometimes, is_apart, refuse_apart, sites_of
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
-from mpitrain.config import Config
 from mpitrain.errors import CheckpointError
 from mpitrain.nn import Module, running_layers
 from mpitrain.parallel.levels.fragments import fragments_of
 from mpitrain.parallel.levels.gradients import SiteGradients
 from mpitrain.parallel.levels.level import Level, Parts
 from mpitrain.parallel.levels.outer import Outer
-from mpitrain.parallel.levels.plan import Planned, plan, trained
+from mpitrain.parallel.levels.plan import Planned, describe, trained
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
@@ -48,16 +47,15 @@ class Meetings(Observer):
         return {"sites": {"number": level.n_sites, "wire_bytes": max(sent) / steps, "dense_bytes": max(dense)}}
 
 
-def add_level(config: Config, trainer: Trainer, state: State, policy: Policy, model: Module) -> None:
+def add_level(planned: Planned, trainer: Trainer, state: State, policy: Policy, model: Module) -> None:
     """Gives an open policy its level, and the trainer and the state what follows from it. It communicates."""
-    planned = plan(config, policy.mesh, model, trainer.plan.steps, trainer.plan.steps_per_epoch)
-    assert planned is not None
     policy.level = level = make_level(planned, policy, model)
     trainer.weights = level.in_use
     if trainer.evaluator is not None:
         trainer.evaluator.weights = level.in_use
     trainer.observers.insert(0, Meetings(level, trainer.channel))
-    trainer.notes += [said(planned, level), *level.notes]
+    told = f"{describe(planned, level.n_sites)}; {level.nbytes / 2**20:.1f} MiB of a rank"
+    trainer.notes += [told, *level.notes]
     add_kinds(state, policy, level, model)
 
 
@@ -75,24 +73,6 @@ def make_level(planned: Planned, policy: Policy, model: Module) -> Level:
         code = partial(Coded, make=make_compressor(planned.table.compress, policy.setup.config.folder))
     return Outer(policy, planned.rounds, planned.rule, fragments_of(trained(model), planned.rounds.fragments),
                  planned.table.alpha, code)
-
-
-def said(planned: Planned, level: Level) -> str:
-    """What travels between sites, and what memory that takes, in one line."""
-    table, rounds, mb = planned.table, planned.rounds, level.nbytes / 2**20
-    if planned.graph is not None:
-        after = f", after {rounds.after} steps that add up gradients" if rounds.after else ""
-        often = "in each step" if rounds.every == 1 else f"every {rounds.every} steps"
-        return (f"{level.n_sites} sites meet their neighbours {often}{after}, by {planned.graph.method}; {planned.graph}; {mb:.1f} "
-                "MiB a rank for what is under way")
-    if planned.rule is None:
-        late = f", {rounds.delay} steps late" if rounds.delay else ""
-        return f"{level.n_sites} sites add up their gradients in each step{late}; {mb:.1f} MiB a rank for what is under way"
-    first = f"gradients in each of the first {rounds.after} steps, then " if rounds.after else ""
-    parts = "" if rounds.fragments == 1 else f" in {rounds.fragments} fragments"
-    late = f", which take effect {rounds.delay} steps later" if rounds.delay else ""
-    return (f"{level.n_sites} sites exchange {first}parameters every {rounds.every} steps{parts}{late}; outer rule {table.outer}; "
-            f"{mb:.1f} MiB a rank for start values and its states")
 
 
 def add_kinds(state: State, policy: Policy, level: Level, model: Module) -> None:

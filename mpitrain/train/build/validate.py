@@ -35,6 +35,7 @@ class Validated:
     algorithm: Any                           # all-reduce of gradients: a name, or the user's function
     schedule: Schedule                       # pipeline schedule
     whole_parameters: str                    # the optimizer's name, if it needs norms of whole parameters
+    level: Any = None                        # a `levels.plan.Planned`, where there are sites
 
 
 def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[Any], optim.Optimizer],
@@ -82,11 +83,12 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     if config.average.kind != "none":
         from mpitrain.train.observers.averaging import refuse_average
         refuse_average(config, t.steps or t.epochs * sampler.steps_per_epoch)
+    level = None
     if grid.n_sites > 1 or config.sync.levels:
         from mpitrain.parallel.levels.plan import plan
         per_epoch = sampler.steps_per_epoch
-        plan(config, grid, model, t.steps or t.epochs * per_epoch, per_epoch, tried.title if tried.needs_closure else "")
-    return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "")
+        level = plan(config, grid, model, t.steps or t.epochs * per_epoch, per_epoch, tried.title if tried.needs_closure else "")
+    return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "", level)
 
 
 def refuse_few_bits(config: Config) -> None:

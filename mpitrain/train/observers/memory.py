@@ -76,7 +76,8 @@ class Memory(Observer):
         copied = getattr(policy.layout, "compute", None)      # in 16 bits, which operations on a device read
         values = parameters.nbytes + (0 if copied is None else copied.nbytes)
         residuals = 0 if policy.compressed is None else policy.compressed.state_bytes
-        use = Use(values, gradients, 0 if away else of_optimizer, of_optimizer if away else 0, None, None, copies, residuals)
+        use = Use(values, gradients, 0 if away else of_optimizer, of_optimizer if away else 0, None, None, copies, residuals,
+                  policy.level.nbytes)
         if self.device_pool is not None:
             return use._replace(activations=self.swing.most, pool=self.swing.system)
         pool = pool_in_use()

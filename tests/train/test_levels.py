@@ -1,0 +1,214 @@
+"""Levels of exchange in whole runs: what is refused, and that a run that goes on ends where an undisturbed one does."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from launch import ROOT, mpirun
+from runs import SMALL, lines, many, ok, record, refused, steps, write
+
+from mpitrain.checkpoint.manifest import load
+from mpitrain.config import load_config
+from mpitrain.errors import ConfigError
+from mpitrain.models import mlp
+from mpitrain.parallel.levels.fragments import cut, fragments_of
+from mpitrain.parallel.levels.plan import plan
+from mpitrain.parallel.levels.rounds import Rounds
+from mpitrain.schedules.grid import Grid
+
+OUTER = 'outer = "nesterov"\nlr = 0.7\nmomentum = 0.6\n'
+LEVELS = {
+    "diloco": f"every = 6\n{OUTER}",
+    "streaming": f'every = 8\n{OUTER}fragments = 3\ndelay = 1\nalpha = 0.5\ncompress = "int4"\n',
+    "slowmo": 'every = 5\nafter = 6\nouter = "slowmo"\nmomentum = 0.5\ncompress = "int8"\n',
+    "fedadam": 'every = 4\nouter = "fedadam"\nlr = 0.02\nfragments = 2\n',
+    "late": 'what = "gradients"\ndelay = 2\n',
+}
+NET = """
+from mpitrain import nn
+def net(width: int = 16):
+    return nn.Sequential(("flatten", nn.Flatten()), ("linear", nn.Linear(64, width)), ("norm", nn.BatchNorm1d(width)),
+                         ("act", nn.ReLU()), ("drop", nn.Dropout(0.5)), ("head", nn.Linear(width, 10)))
+"""
+BASE = SMALL.replace('name = "mlp"\ninputs = 64\nhidden = [32]\noutputs = 10', 'name = "net.py:net"') \
+    .replace("steps = 50", "steps = 21").replace("eval_every = 25", "eval_every = 7") + \
+    "[checkpoint]\nevery = 1\nkeep = 99\nbest = false\n"
+STOPPED = (5, 9, 12, 18)
+
+
+def text(level: str, *, sites: int = 2, base: str = BASE) -> str:
+    return base + f"[mesh]\nsite = {sites}\n[[sync]]\n{level}"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Each level's run, undisturbed, and copies of it as if stopped after some steps."""
+    folder = tmp_path_factory.mktemp("levels")
+    (folder / "net.py").write_text(NET)
+    for name, level in LEVELS.items():
+        write(folder, text(level), f"{name}.toml")
+    told = many(folder, *((2, f"{name}.toml", f"run.out={name}") for name in LEVELS), timeout=120)
+    assert not [one for one in told if "message" in one], told
+    return folder
+
+
+def stopped(folder: Path, name: str, step: int, to: str) -> str:
+    """A copy of a run as if it had been stopped after a step."""
+    shutil.copytree(folder / name, folder / to)
+    for path in (folder / to / "checkpoints").glob("step-*"):
+        if int(path.name.removeprefix("step-")) > step:
+            shutil.rmtree(path)
+    return f"run.out={to}"
+
+
+def test_a_run_that_goes_on_ends_with_the_undisturbed_hash(runs: Path) -> None:
+    asked = [(name, step) for name in LEVELS for step in STOPPED]
+    told = many(runs, *((2, f"{name}.toml", stopped(runs, name, step, f"{name}-{step}"), "--resume") for name, step in asked),
+                timeout=150)
+    for (name, step), one in zip(asked, told, strict=True):
+        whole = record(runs / name)
+        assert (one.get("parameters_sha256"), one.get("buffers_sha256")) == (
+            whole["parameters_sha256"], whole["buffers_sha256"]), (name, step, one)
+
+
+def test_a_checkpoint_has_what_each_site_has_of_its_own_and_nothing_else(runs: Path) -> None:
+    found = {(name, step): load(runs / name / "checkpoints" / f"step-{step:08d}") for name, step in (
+        ("diloco", 9), ("diloco", 12), ("streaming", 16), ("streaming", 19), ("slowmo", 5), ("late", 9))}
+
+    def kinds(name: str, step: int) -> set[str]:
+        return {stored.rpartition("/")[0] for stored in found[name, step].arrays} - {"optimizer", "data"}
+    shared = {"parameters", "buffers", "optimizer/m", "optimizer/v"}
+    inner = {"workers/1/optimizer/m", "workers/1/optimizer/v"}
+    own = {f"workers/{k}/{kind}" for k in range(2) for kind in ("parameters", "buffers")}
+    residuals = {"workers/0/outer_error", "workers/1/outer_error", "outer/sum_error"}
+    assert kinds("diloco", 12) == shared | inner | {"outer/start", "outer/momentum"}
+    assert kinds("diloco", 9) == kinds("diloco", 12) | own
+    assert kinds("streaming", 16) == kinds("diloco", 9) | residuals | {"outer/sent"}
+    assert kinds("streaming", 19) == kinds("diloco", 9) | residuals
+    assert kinds("slowmo", 5) == shared | inner | residuals | {"outer/start", "outer/momentum"}
+    assert kinds("late", 9) == shared | {"outer/gradients0", "outer/gradients1"}
+    one = found["diloco", 9]
+    mean = (one.read("workers/0/parameters/linear.weight") + one.read("workers/1/parameters/linear.weight")) / 2
+    assert (one.read("parameters/linear.weight") == mean).all() and (mean != one.read("workers/1/parameters/linear.weight")).any()
+    assert (one.read("optimizer/m/linear.weight") != one.read("workers/1/optimizer/m/linear.weight")).any()
+    assert found["streaming", 19].read("workers/1/outer_error/linear.weight").any()
+
+
+def test_other_numbers_of_sites_go_on_from_the_end_of_a_round_alone(runs: Path) -> None:
+    told = many(runs,
+                (2, "diloco.toml", stopped(runs, "diloco", 12, "one"), "mesh.site=1", "sync.levels=[]", "--resume"),
+                (4, "diloco.toml", stopped(runs, "diloco", 12, "four"), "mesh.site=4", "--resume"),
+                (4, "slowmo.toml", stopped(runs, "slowmo", 11, "four-coded"), "mesh.site=4", "--resume"),
+                (2, "diloco.toml", stopped(runs, "diloco", 9, "off-one"), "mesh.site=1", "sync.levels=[]", "--resume"),
+                (4, "diloco.toml", stopped(runs, "diloco", 9, "off-four"), "mesh.site=4", "--resume"),
+                (2, "streaming.toml", stopped(runs, "streaming", 16, "other"), "--resume",
+                 'sync.levels=[{every=7, outer="nesterov", lr=0.7, momentum=0.6, fragments=3, delay=1, compress="int4"}]'),
+                timeout=150)
+    assert [one.get("steps") for one in told[:3]] == [21] * 3, told
+    for one, now in zip(told[3:5], (1, 4)):
+        assert f"after step 9 the 2 sites of this run had parameters of their own, and mesh.site = {now} now" in one["message"]
+    assert "fragment 0 was under way, which this run's every, fragments and delay have not after step 16" in told[5]["message"]
+
+
+def test_lines_of_metrics_tell_what_meetings_cost_and_evaluations_are_of_the_mean(runs: Path) -> None:
+    told = steps(runs / "diloco")
+    assert "round" not in told[4] and [told[i]["round"] for i in (5, 11, 17, 20)] == [1, 2, 3, 4]
+    assert all(0.0 < told[i]["drift"] < 1.0 for i in (5, 11, 17)) and told[5]["wire_bytes"] > 4 * 1250 / 6
+    assert told[5]["wire_largest_bytes"] < told[5]["wire_bytes"] * 6, "checkpoints off a round's end send parameters, too"
+    assert len([line for line in lines(runs / "diloco") if line.get("split") == "validation"]) == 3
+    sites = record(runs / "streaming")["sites"]
+    assert sites["number"] == 2 and 0 < sites["wire_bytes"] < 1.5 * sites["dense_bytes"]
+
+
+def test_a_default_run_imports_no_level() -> None:
+    code = ("import sys, mpitrain, mpitrain.run.run, mpitrain.train.build.assembly as a\n"
+            "print([m for m in sys.modules if 'levels' in m or 'outer' in m])")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
+def test_a_wrong_level_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    config = write(tmp_path, text("every = 100\n", base=SMALL))
+    refused(mpirun(2, "-m", "mpitrain", "train", config, cwd=tmp_path), 78, "every = 100 is beyond the run, which has 50 steps")
+    ok(mpirun(1, "-m", "mpitrain", "inspect", write(tmp_path, text("every = 10\n", base=SMALL)), "--ranks", "2", cwd=tmp_path))
+
+
+@pytest.mark.parametrize("level, said", [
+    ("every = 0", "sync.every must be a number of steps, at least 1"),
+    ("every = 51", "every = 51 is beyond the run, which has 50 steps: sites would not meet; set every to 50 or less"),
+    ("every = 45\nafter = 10", "every = 45 after = 10 is beyond the run, which has 50 steps: sites would not meet; set every to "
+     "40"),
+    ('every = "3 epochs"', 'every = "3 epochs" is beyond the run'),
+    ("every = 10\nfragments = 2\ndelay = 5", "delay = 5 steps is not less than every / fragments = 5"),
+    ("every = 10\nfragments = 4\ndelay = 2", "set delay to 1 or less"),
+    ("every = 4\nfragments = 4\ndelay = 1", "set delay to 0"),
+    ("every = 3\nfragments = 4", "set fragments to 3 or less, or every to 4 or more"),
+    ("every = 10\nfragments = 5", "fragments = 5 are cut between the parameters of the model, which has 4"),
+    ('every = 2\nouter = "nestrov"', 'nestrov'), ("every = 2\nlr = 0.0", "sync.lr must be more than 0"),
+    ("every = 2\nmomentum = 0.5", 'outer = "average" has no sync.momentum'),
+    ('every = 2\nouter = "nesterov"\nmomentum = 1.0', "momentum"),
+    ('every = 2\ncompress = "int7"', 'unknown compressor "int7"'),
+    ('what = "gradients"\nevery = 2', 'adds up the gradients of each step, perhaps those of `delay` steps ago, found every = 2'),
+    ('what = "gradients"\ndelay = 50', "delay = 50 is beyond the run"),
+    ('what = "gradients"\nfragments = 2', "found fragments = 2"),
+    ('every = 2\n[[sync]]\nevery = 3', 'two [[sync]] tables meet over "site"'),
+    ('every = 2\n[[sync]]\nover = "node"\nwhat = "gradients"', "go from the inside out, node, site, workers, found site, node"),
+    ('over = "node"\nevery = 3\nwhat = "gradients"\n[[sync]]\nevery = 2', 'over = "node" is what each step does')])
+def test_a_level_that_cannot_be_had_is_refused_with_a_sentence(tmp_path: Path, level: str, said: str) -> None:
+    assert said in message(tmp_path, text(level + "\n", base=SMALL), {"site": 2})
+
+
+@pytest.mark.parametrize("keys, said", [
+    ("train.reproducible=layout train.micro_batches=4", 'train.reproducible = "layout"'), ("train.on_nan=skip", "train.on_nan"),
+    ("train.on_lost=go_on", "what a lost site has learned is nowhere else"), ("average.kind=ema", "average.kind"),
+    ("shrink.prune=magnitude shrink.sparsity=0.5 shrink.end=20", "shrink.prune"), ("workers.count=8", "workers.count = 8"),
+    ("comm.compress=int8", "set compress in [[sync]] instead")])
+def test_what_goes_with_no_sites_is_refused(tmp_path: Path, keys: str, said: str) -> None:
+    assert said in message(tmp_path, text("every = 2\n", base=SMALL), {"site": 2}, *keys.split())
+
+
+def test_sites_and_levels_need_each_other(tmp_path: Path) -> None:
+    assert "mesh.site = 2 trains as many models, and no [[sync]] says when they meet" in message(
+        tmp_path, SMALL + "[mesh]\nsite = 2\n", {"site": 2})
+    assert 'and mesh.site = 1: there is nobody to meet' in message(tmp_path, SMALL + "[[sync]]\nevery = 2\n", {})
+    assert "needs whole parameters on each rank" in message(
+        tmp_path, text('every = 2\ncompress = "int8"\n', base=SMALL), {"site": 2, "dp": 2}, "comm.sharding=optimizer")
+
+
+def message(folder: Path, written: str, mesh: dict[str, int], *keys: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config = load_config(write(folder, written), list(keys))
+        plan(config, Grid(mesh), mlp(64, [32], 10), config.train.steps, 24)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("rounds", [Rounds(10, 0, 1, 0, 47), Rounds(10, 3, 3, 2, 50), Rounds(7, 0, 3, 1, 60),
+                                    Rounds(5, 5, 5, 0, 31), Rounds(12, 0, 4, 2, 48)], ids=str)
+def test_each_fragment_lands_once_a_round_and_one_alone_is_under_way(rounds: Rounds) -> None:
+    flying: list[int] = []
+    landed = {f: [rounds.after] for f in range(rounds.fragments)}
+    for step in range(1, rounds.steps + 1):
+        landing = rounds.landing(step)
+        assert all(f in flying for f in landing)
+        flying = [f for f in flying if f not in landing] + rounds.leaving(step)
+        now = rounds.leaving(step) if not rounds.delay or rounds.ends(step) else []
+        flying = [f for f in flying if f not in now]
+        for f in [*landing, *now]:
+            landed[f].append(step)
+        assert flying == rounds.under_way(step) and len(flying) <= 1
+        assert not rounds.met(step) or not flying
+    for f, at in landed.items():
+        first, *others = (b - a for a, b in zip(at, at[1:]))
+        assert first == rounds.every + f * rounds.every // rounds.fragments + rounds.delay, f
+        assert set(others[:-2]) <= {rounds.every} and at[-1] == rounds.steps
+
+
+def test_fragments_are_cut_between_parameters_into_parts_of_nearly_equal_size() -> None:
+    assert cut([5, 1, 1, 1, 5, 5], 3) == [3, 2, 1]
+    assert cut([1, 1, 1], 3) == [1, 1, 1] and cut([9, 1, 1, 1], 3) in ([1, 2, 1], [1, 1, 2])
+    sizes = [("a", 30), ("b", 10), ("c", 10), ("d", 10)]
+    assert fragments_of(sizes, 2) == {"a": 0, "b": 1, "c": 1, "d": 1}
