@@ -46,6 +46,11 @@ class Proved(NamedTuple):
         return max((len(arrivals(edges, k)) for edges in self.rounds for k in range(self.n)), default=0)
 
     @property
+    def tail(self) -> int:
+        """The bytes that travel behind the parameters: the scalar of push-sum."""
+        return 8 if self.method == "push-sum" else 0
+
+    @property
     def sent(self) -> int:
         """The most messages that a worker sends in a round."""
         return max((sum(edge.source == k for edge in edges) for edges in self.rounds for k in range(self.n)), default=0)

@@ -37,7 +37,7 @@ class Gossip:
         self.channel, self.graph, self.elements = channel, graph, elements
         self.round, self.weight = 0, 1.0
         dtype = np.dtype(str(dtype))
-        self._tail = 8 // dtype.itemsize if graph.method == "push-sum" else 0       # The scalar, a float64 behind the parameters.
+        self._tail = graph.tail // dtype.itemsize             # The scalar, a float64 behind the parameters.
         self._parts = np.zeros((1 + graph.slots, elements + self._tail), dtype)
         self._rounds: list[Collective] = []
         self._work: Work | None = None

@@ -76,6 +76,10 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
 def describe(planned: Planned, sites: int) -> str:
     """Who meets when, and what travels."""
     table, rounds = planned.table, planned.rounds
+    if planned.graph is not None:
+        after = f", after {rounds.after} steps that add up gradients" if rounds.after else ""
+        often = "in each step" if rounds.every == 1 else f"every {rounds.every} steps"
+        return f"{sites} sites meet their neighbours {often}{after}, by {planned.graph.method}; {planned.graph}"
     if planned.rule is None:
         late = f", which take effect {rounds.delay} steps later" if rounds.delay else ""
         return f"{sites} sites add up their gradients in each step{late}"
