@@ -27,11 +27,12 @@ from mpitrain.errors import ConfigError
 from mpitrain.nn.statistics import running_layers
 from mpitrain.optim import Optimizer
 from mpitrain.optim.by_rule import ByRule
+from mpitrain.optim.outer import OuterRule
 from mpitrain.optim.rules import SGD
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.parallel.workers.corrections import Correction, Means, make_correction
-from mpitrain.parallel.workers.local import LocalTraining
+from mpitrain.parallel.workers.local import ARRAYS, LocalTraining
 from mpitrain.parallel.workers.policy import Federated
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.train.build.extension import Assembled, Extension
@@ -170,6 +171,19 @@ def refuse_unfit(config: Config, correction: Correction, tried: Optimizer) -> No
                            f'train.on_lost = "{config.train.on_lost}"; set it to "stop"', ("workers.correct", "train.on_lost"))
 
 
+def arrays_of(config: Config, ranks: int) -> int:
+    """How many arrays of the parameters' size a rank has for workers and the outer rule, once all workers have been drawn."""
+    correction = make_correction(config.workers.correct, config.folder)
+    return ARRAYS + len(outer_of(config).states) + correction.arrays(-(-config.workers.count // ranks))
+
+
+def outer_of(config: Config) -> OuterRule:
+    """The rule of the level over workers."""
+    level = level_of(config)
+    rule: OuterRule = make_outer(level.outer, level.lr, dict(level.arguments), config.folder)
+    return rule
+
+
 class Federation(Extension):
     """Its rounds, outer rule, loader and pipeline, in the place of those of other runs. ConfigError, on all ranks alike, for
     workers that there cannot be."""
@@ -178,7 +192,7 @@ class Federation(Extension):
         self.config, self.as_rounds, self.level = config, as_rounds(config), level_of(config)
         self.rounds = rounds_of(config, inputs)
         self.correction = make_correction(config.workers.correct, config.folder)
-        self.rule = make_outer(self.level.outer, self.level.lr, dict(self.level.arguments), config.folder)
+        self.rule = outer_of(config)
 
     def configured(self, config: Config) -> Config:
         return self.as_rounds
@@ -197,9 +211,9 @@ class Federation(Extension):
         tree, mesh = policy.context.placement.tree, policy.mesh
         assert tree is not None
         self.correction.open(Means(policy.storage, self.rounds, policy.channel, tree, mesh.link(REPLICAS, "workers")))
-        outer = ByRule(policy.storage, self.rule)
-        outer.lr = made.lr
-        return outer
+        self.outer = ByRule(policy.storage, self.rule)
+        self.outer.lr = made.lr
+        return self.outer
 
     def kinds(self) -> list[Any]:
         """The kinds of state that workers add."""
@@ -215,8 +229,10 @@ class Federation(Extension):
 
     def turns(self, *arguments: Any, **options: Any) -> Pipeline:
         """The turns of this rank's workers."""
-        return LocalTraining(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
+        made = LocalTraining(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
                              clip_norm=self.config.optimizer.clip_norm, **options)
+        self.outer.of_workers = lambda: made.nbytes
+        return made
 
     def join(self, run: Assembled) -> None:
         run.trainer.notes += self.lines()
