@@ -5,9 +5,9 @@
     python benchmarks/federated.py speed IMAGES_IDX.gz [--peers PYTHON]
 
 Images are the 10,000 of t10k-images-idx3-ubyte.gz, a fifth held out: 100 clients of 80, 10 a round, an MLP 784-64-10, 5 local
-epochs of batches of 20, SGD 0.05. `accuracy` evaluates after each round and says when 90 % was reached first, and the accuracy after
-the last round. `speed` evaluates at the end alone, on 8 ranks; PYTHON is that of an environment with flwr[simulation], appfl, mpi4py
-and torch, which run the same clients for as many rounds (`benchmarks/federated_peers.py`). All runs check what they reached.
+epochs of batches of 20, SGD 0.05. `accuracy` evaluates after each round and says when 90 % was reached first, and the accuracy
+after the last round. `speed` evaluates at the end alone, on 8 ranks; PYTHON is that of an environment with flwr[simulation],
+appfl, mpi4py and torch, which run the same clients (`benchmarks/federated_peers.py`). All runs say what they reached.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ def accuracy(work: Path, seeds: list[int]) -> dict[str, dict[int, tuple[int | No
     found: dict[str, dict[int, tuple[int | None, float]]] = {}
     for name, (rounds, words) in CASES.items():
         for seed in seeds:
-            run("train", "fed.toml", f"train.steps={rounds}", f"run.seed={seed}", *words, "--quiet", "--overwrite", ranks=2, cwd=work)
+            run("train", "fed.toml", f"train.steps={rounds}", f"run.seed={seed}", *words, "--quiet", "--overwrite", ranks=2,
+                cwd=work)
             accuracies = curve(work / "runs/fed")
             found.setdefault(name, {})[seed] = reached(accuracies), accuracies[-1]
         print(f"{name:24}", "  ".join(f"seed {seed}: 90 % at {at or '-':>3}, {last:.4f} at {rounds}"
@@ -109,8 +110,8 @@ def hashes(work: Path, counts: tuple[int, ...] = (1, 2, 3, 8)) -> dict[str, list
 
 def ours(work: Path, rounds: int) -> dict[str, Any]:
     """Rounds a second of this package: the rounds of the run over the seconds between its first and its last."""
-    run("train", "fed.toml", f"train.steps={rounds}", f"train.eval_every={rounds}", "log.every=1", "--quiet", "--overwrite", ranks=8,
-        cwd=work)
+    run("train", "fed.toml", f"train.steps={rounds}", f"train.eval_every={rounds}", "log.every=1", "--quiet", "--overwrite",
+        ranks=8, cwd=work)
     lines = map(json.loads, (work / "runs/fed/metrics.jsonl").read_text().splitlines())
     seconds = [line["step_s"] for line in lines if "step_s" in line]
     return {"rounds_s": 1 / statistics.fmean(seconds[1:]), "accuracy": curve(work / "runs/fed")[-1]}
@@ -131,8 +132,9 @@ def peer(which: str, python: str, work: Path, rounds: int) -> dict[str, Any]:
 
 def speed(work: Path, images: Path, python: str | None, times: int = 3) -> None:
     if python is not None:
-        from mpitrain.data import Dataset, describe
         import numpy as np
+
+        from mpitrain.data import Dataset, describe
         data = Dataset(describe(work / "mnist"))
         x, y = data.read(np.arange(len(data), dtype=np.int64))
         np.savez(work / "images.npz", x=x.reshape(len(x), -1), y=y)

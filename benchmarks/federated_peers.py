@@ -1,7 +1,7 @@
-"""The federation of `benchmarks/federated.py` by Flower's simulation and by APPFL's MPI communicators, as their examples write it.
+"""The federation of `benchmarks/federated.py` by Flower's simulation and by APPFL's MPI communicators, as their examples do.
 
     python federated_peers.py flower IMAGES.npz ROUNDS
-    mpirun -n 11 python federated_peers.py appfl IMAGES.npz ROUNDS       # a server, and a process for each of the round's clients
+    mpirun -n 11 python federated_peers.py appfl IMAGES.npz ROUNDS       # a server, and a process for each client
 
 Prints a line of JSON: rounds a second, from the end of the first round to that of the last, and the accuracy. PyTorch on one thread
 does the training of both. APPFL has no draw of clients: ten of them train in each round.
