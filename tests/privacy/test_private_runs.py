@@ -200,6 +200,7 @@ class Dies(Observer):
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_shares_are_collected_ends_the_run_and_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     config = write(tmp_path, CLIENTS.replace("count = 20", "count = 10"), "clients.toml")
     (tmp_path / "own.py").write_text(KILLS)
