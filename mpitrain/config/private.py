@@ -60,8 +60,8 @@ def amount(config: Config) -> Iterator[Refusal]:
                "for an epsilon; leave one of them out", keys)
     elif not (found[0] or p.epsilon):
         but = ", though privacy.secure = true: masks hide each client's part, and the sum tells of them" if p.secure else ""
-        yield (f"privacy.noise = {written(p.noise)} hides nobody{but}; set privacy.noise to 1.0, say, or privacy.epsilon to what it "
-               "may cost", keys)
+        yield (f"privacy.noise = {written(p.noise)} hides nobody{but}; set privacy.noise to 1.0, say, or privacy.epsilon to what "
+               "it may cost", keys)
 
 
 def sums(config: Config) -> Iterator[Refusal]:

@@ -51,6 +51,14 @@ def test_epsilon_is_that_of_dp_accounting(q: float, sigma: float, steps: int, de
     assert RenyiAccountant().epsilon({(q, sigma): steps}, delta) == pytest.approx(theirs.get_epsilon(delta), abs=1e-3)
 
 
+@pytest.mark.parametrize("q, sigma, steps, delta", [row[:4] for row in ROWS])
+def test_epsilon_is_not_below_that_of_loss_distributions(q: float, sigma: float, steps: int, delta: float) -> None:
+    dp_accounting = pytest.importorskip("dp_accounting", reason="dp-accounting is not installed")
+    theirs = dp_accounting.pld.PLDAccountant()
+    theirs.compose(dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma)), steps)
+    assert theirs.get_epsilon(delta) <= RenyiAccountant().epsilon({(q, sigma): steps}, delta)
+
+
 def test_what_it_claims_is_not_below_what_is_true_of_one_gaussian_step() -> None:
     """The exact curve of the Gaussian mechanism without sampling (Balle, Wang, 2018)."""
     def delta_of(sigma: float, epsilon: float) -> float:

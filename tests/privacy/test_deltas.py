@@ -49,7 +49,7 @@ def test_each_change_is_clipped_and_counts_the_same() -> None:
 
 
 def secure_of(drop: float, told: list[str], spent: Spent | None = None) -> SecureDeltas:
-    rounds = Rounds([np.arange(3)] * 8, Draw(8, 8, False, drop, 5), Local(2, 1, 0), 2)
+    rounds = Rounds([np.arange(3)] * 6, Draw(6, 6, False, drop, 5), Local(2, 1, 0), 2)
     deltas = SecureDeltas(2, mechanism_of(0.0, spent), channel=Alone(), rounds=rounds, own_seats=range(2),
                           numbers=FixedPoint(0.5, 8), threshold=0.6, tell=told.append)
     deltas.length = 30
@@ -80,10 +80,10 @@ def test_workers_go_at_all_times_and_a_round_of_too_few_is_zero_and_said_and_cou
     told: list[str] = []
     spent = Spent(RenyiAccountant(), 1e-5)
     deltas = secure_of(0.4, told, spent)
-    outcomes = [one_round(deltas, round) for round in range(6)]
+    outcomes = [one_round(deltas, round) for round in range(4)]
     left_out = [n for n, (found, _) in enumerate(outcomes) if not found.any()]
-    assert 0 < len(left_out) < 6 and [line.split(" adds")[0] for line in told] == [f"round {n + 1}" for n in left_out]
+    assert 0 < len(left_out) < 4 and [line.split(" adds")[0] for line in told] == [f"round {n + 1}" for n in left_out]
     assert all("and privacy.threshold asks for" in line for line in told)
     for n, (found, sent) in enumerate(outcomes):
         assert n in left_out or np.allclose(found, sent / 4, rtol=0, atol=1e-6)
-    assert spent.history == {(0.5, 0.0): 6}
+    assert spent.history == {(0.5, 0.0): 4}

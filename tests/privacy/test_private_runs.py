@@ -134,7 +134,10 @@ def test_a_run_goes_on_with_what_it_has_spent_and_not_with_another_claim(found: 
     wrong = [("privacy.delta=1e-6", "the run's privacy.delta was 1e-05, and is 1e-06 now"), ("privacy.clip=2.0", "privacy.clip"),
              ("data.validation=tail:0.3", "data.validation"),
              ("privacy.noise=seeded:0.5", "steps that no epsilon holds for, and others, do not add up")]
-    told = many(folder, *((1, *keys, "train.steps=8", key) for key, _ in wrong), (1, *keys, "train.steps=8"), timeout=90)
+    longer = "clients.toml", "privacy.noise=0.0", "privacy.epsilon=20.0", "run.out=wanted", "train.steps=8", "--resume"
+    wrong.append(("", "privacy.epsilon = 20 leaves too little for the 4 steps to come, with 20 spent"))
+    told = many(folder, *((1, *keys, "train.steps=8", key) for key, _ in wrong[:-1]), (1, *longer), (1, *keys, "train.steps=8"),
+                timeout=90)
     for (_, said), one in zip(wrong, told):
         assert one["status"] in (65, 78) and said in one["message"], one
     assert told[-1]["steps"] == 8
@@ -197,6 +200,7 @@ class Dies(Observer):
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_while_shares_are_collected_ends_the_run_and_it_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     config = write(tmp_path, CLIENTS.replace("count = 20", "count = 10"), "clients.toml")
     (tmp_path / "own.py").write_text(KILLS)

@@ -41,6 +41,7 @@ from mpitrain.registry import named
 from mpitrain.train.build.extension import Assembled, Extension, take
 from mpitrain.train.observers.ledger import Ledger
 
+MUCH_MORE = 2.0                # times the noise so far: with more, the last steps of a run undo the first ones
 USER = "the ranks of one mpirun are one user's, who sees all: this shows the protocol, and deploys nothing"
 
 
@@ -134,9 +135,14 @@ class Privacy(Extension):
             trainer.observers.insert(0, Ledger(self, trainer.channel, trainer.notes))
 
     def go_on_after(self, step: int) -> None:
-        """The run goes on after a step: its noise is found anew where it must be."""
-        assert self.mechanism is not None
+        """The run goes on after a step: its noise is found anew where it must be. ConfigError where that is much more."""
+        assert self.mechanism is not None and self.spent is not None
+        before = self.sigma
         self.plan(self.steps, step)
+        if self.left and self.sigma > MUCH_MORE * before:
+            raise ConfigError(f"privacy.epsilon = {self.keys.epsilon:g} leaves too little for the {self.left} steps to come, "
+                              f"with {self.spent.epsilon():.4g} spent: they would need noise of {self.sigma:.4g} times the clip "
+                              f"instead of {before:.4g}; raise privacy.epsilon, or end with the checkpoint: train.steps={step}")
         self.mechanism.sigma = self.sigma
 
     def open(self, policy: Policy, mesh: Mesh, control: Channel, seats: range, steps: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mpitrain.comm.face import Objects
+from mpitrain.comm.job import guard
 from mpitrain.comm.job.together import on_first
 from mpitrain.errors import CheckpointError
 from mpitrain.files.disk import replace_file, storage_error
@@ -41,10 +42,11 @@ class Ledger(Observer):
     def begin(self, run: Watched) -> None:
         self.plan, self.more, self.file = run.plan, run.more, None if run.folder is None else run.folder / FILE
         kept = on_first(self.channel, self._kept)             # none in a new folder
-        if kept is not None:
-            self._restore(kept)
-        if kept is not None or run.step:
-            self.private.go_on_after(run.step)
+        with guard.symmetric():
+            if kept is not None:
+                self._restore(kept)
+            if kept is not None or run.step:
+                self.private.go_on_after(run.step)
         self.notes += self.private.lines()
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
