@@ -17,7 +17,6 @@ from mpitrain.errors import CheckpointError
 from mpitrain.nn import Module
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.policies.policy import Policy
-from mpitrain.train.build.validate import Validated
 from mpitrain.train.trainer import Trainer
 
 
@@ -44,8 +43,8 @@ class Extension:
         """What the run draws its batches from: rows, or a sampler of its own."""
         return rows
 
-    def validated(self, valid: Validated) -> None:
-        """What the run has been found to be, as far as can be told without MPI."""
+    def validated(self, valid: Any) -> None:
+        """Takes the `validate.Validated`: what the run has been found to be, as far as can be told without MPI."""
 
     def described(self, steps: int) -> Sequence[str]:
         """The lines of `inspect` about a run of so many steps, which calls nothing that follows here."""
