@@ -143,7 +143,7 @@ def test_the_compressor_of_the_documentation_trains(config: Path) -> None:
     (config.parent / "half.py").write_text(block)
     done = ok(train(2, config, "comm.compress=half.py:Half", *FORCED))
     assert "gradients travel as half.py:Half between 2 ranks: " in done.out
-    assert steps(config.parent / "runs/run")[-1]["loss"] < 1.5
+    assert steps(config.parent / "runs/run")[-1]["loss"] < 1.8
 
 
 @pytest.mark.promise("A1")
