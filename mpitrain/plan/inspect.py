@@ -111,10 +111,14 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         yield from stage_lines([p.stage for p in stages])
     yield from schedule_lines(pp, grid.n_places, n_micro, name=str(m.schedule), chunks=m.chunks, folder=config.folder)
     yield from bucket_lines(stages)
-    if config.comm.compress:
+    if config.comm.compress and placed.kind == "none":
         from mpitrain.plan.compression import compression_lines
         yield from compression_lines(config, stages)
-    yield bytes_line(stages, made.optimizer(probe()))
+    tried = made.optimizer(probe())
+    if tried.sends or config.comm.compress_parameters or (config.comm.compress and placed.kind != "none"):
+        from mpitrain.plan.packed import packed_lines
+        yield from packed_lines(config, stages, tried, config.train.steps or config.train.epochs * valid.sampler.steps_per_epoch)
+    yield bytes_line(stages, tried)
     yield from forecast_lines(forecast_of(config, placed, inputs))
 
 
