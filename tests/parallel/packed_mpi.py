@@ -127,6 +127,19 @@ def test_nodes_with_a_copy_each_give_each_other_few_bits(comm: Any) -> None:
         assert found != plain
 
 
+def test_both_halves_are_packed_between_nodes_without_being_forced(comm: Any) -> None:
+    if comm.size < 4:
+        pytest.skip("two nodes of two ranks")
+    options = {**PACKED, "compress_force": False, "compress": "int4", "sharding": "optimizer", "micro_batches": comm.size}
+    with nodes(comm, 2), meshes.job(comm, wide, {}, **options) as job:
+        found = meshes.step_losses(job, 3)
+        update: Any = job.trainer.update
+        assert update.packed is not None and update.compressed.flat.keys() == {"error"}
+        assert len(set(comm.allgather(update.values.tobytes()))) == 1
+    plain = meshes.losses(comm, wide, {}, 3, bucket_bytes=6000, micro_batches=comm.size)
+    np.testing.assert_allclose(found, plain, rtol=0.02)
+
+
 def run_on_nodes(comm: Any, kind: str, **options: Any) -> list[float]:
     packed = {**PACKED, **options, "compress_parameters": "int8" if kind else ""}
     with nodes(comm, 2), meshes.job(comm, wide, {}, sharding=kind or "gradients", node_shared=True, **packed) as job:
