@@ -54,6 +54,29 @@ int int8_encode(const float *restrict values, float *restrict error, const i64 *
     return 0;
 }
 
+/* Up or down by chance, so that the mean is right: the largest whole number not above a / scale + u, where u is a word's upper
+   24 bits, from 0 to 1. */
+int int8_draw(const float *restrict values, float *restrict error, const i64 *bounds, const u32 *restrict words,
+              float *restrict scales, u8 *restrict q, i64 n, i64 blocks)
+{
+    float a[BLOCK], inverse;
+    for (i64 i = 0, at = 0; i < blocks; i++) {
+        i64 end = end_of(bounds, i, at, n), size = end - at;
+        if (end < 0) return 2;
+        float *restrict left = error ? error + at : NULL;
+        int finite = scaled(loaded(values + at, left, a, size), 127, scales + i, &inverse);
+        if (!finite) memset(q + at, 0, (size_t)size);
+        for (i64 j = 0; j < size && finite; j++) {
+            float near = __builtin_floorf(a[j] * inverse + (float)(i32)(words[at + j] >> 8) * 0x1p-24f);
+            near = near > 127 ? 127 : near < -127 ? -127 : near;
+            q[at + j] = (u8)(i8)(i32)near;
+            if (left) left[j] = a[j] - near * scales[i];
+        }
+        at = end;
+    }
+    return 0;
+}
+
 int int8_decode(const u8 *restrict q, const i64 *bounds, const float *restrict scales, float *restrict total, i64 n, i64 blocks,
                 i64 add)
 {

@@ -6,7 +6,7 @@
 #endif
 
 #include "sixteen.h"
-#ifdef __AVX512F__
+#ifdef __AVX__
 #include <immintrin.h>
 #endif
 #include "compress.h"
@@ -39,6 +39,9 @@ INLINE void pack_below(const float *restrict a, float bound, u8 *restrict q, i64
         __mmask16 mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(a + j), _mm512_set1_ps(bound), _CMP_LT_OQ);
         memcpy(q + j / 8, &mask, 2);
     }
+#elif defined(__AVX__)
+    for (; j + 8 <= size; j += 8)
+        q[j / 8] = (u8)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(a + j), _mm256_set1_ps(bound), _CMP_LT_OQ));
 #endif
     for (; j + 8 <= size; j += 8) q[j / 8] = byte_of(a + j, bound, 8);
     if (j < size) q[j / 8] = byte_of(a + j, bound, size - j);
@@ -49,10 +52,14 @@ INLINE void leave_two(const float *restrict a, float *restrict error, float boun
     if (error) for (i64 j = 0; j < size; j++) error[j] = a[j] - (a[j] < bound ? low : high);
 }
 
-/* Element j of a block of the values with these bits. */
-INLINE float value_of(const u8 *q, i64 j, u32 high, u32 low)
+/* Up to eight elements whose bits are those of a byte. */
+INLINE void unpack_byte(u32 byte, u32 high, u32 low, float *restrict total, i64 count, const int add)
 {
-    return float_of(q[j >> 3] >> (j & 7) & 1 ? low : high);
+    for (i64 j = 0; j < count; j++) {
+        u32 is_low = 0 - (byte >> j & 1);
+        float x = float_of((low & is_low) | (high & ~is_low));
+        total[j] = add ? total[j] + x : x;
+    }
 }
 
 INLINE void unpack_two(const u8 *restrict q, float high, float low, float *restrict total, i64 size, const int add)
@@ -67,10 +74,8 @@ INLINE void unpack_two(const u8 *restrict q, float high, float low, float *restr
         _mm512_storeu_ps(total + j, add ? _mm512_add_ps(_mm512_loadu_ps(total + j), x) : x);
     }
 #endif
-    for (; j < size; j++) {
-        float x = value_of(q, j, bits_of(high), bits_of(low));
-        total[j] = add ? total[j] + x : x;
-    }
+    for (; j + 8 <= size; j += 8) unpack_byte(q[j / 8], bits_of(high), bits_of(low), total + j, 8, add);
+    if (j < size) unpack_byte(q[j / 8], bits_of(high), bits_of(low), total + j, size - j, add);
 }
 
 /* ---- a sign and a size --------------------------------------------------------------------------------------------------- */

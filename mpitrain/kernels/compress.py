@@ -46,8 +46,9 @@ def keep(error: Host | None, rest: Host, finite: Host) -> None:
         np.copyto(error, rest, where=finite)
 
 
-def _whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host, most: int) -> Host:
-    """Whole numbers -most .. most of the size of values; the residual is exact (Sterbenz)."""
+def _whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host, most: int, words: Host | None = None) -> Host:
+    """Whole numbers -most .. most of the size of values: the nearest, whose residual is exact (Sterbenz), or with `words`
+    (uint32) up or down by chance, so that the mean is right."""
     starts, sizes = bounds[:-1] - bounds[0], np.diff(bounds)
     a = sum_of(values, error)
     top = top_of(a, starts)
@@ -57,7 +58,9 @@ def _whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host,
     scales[...] = np.where(finite, np.where(zero, np.float32(0), scale), NAN)
     inverse = np.where(zero, np.float32(0), np.float32(1) / np.where(zero, np.float32(1), scale))
     known = np.repeat(finite, sizes)
-    q = np.rint(np.where(known, a, np.float32(0)) * np.repeat(inverse, sizes)).astype(np.int8)
+    exact = np.where(known, a, np.float32(0)) * np.repeat(inverse, sizes)
+    near = np.rint(exact) if words is None else np.floor(exact + (words >> 8).astype(np.float32) * np.float32(2.0 ** -24))
+    q = np.clip(near, -most, most).astype(np.int8)
     with np.errstate(invalid="ignore"):
         keep(error, a - q.astype(np.float32) * np.repeat(np.where(zero, np.float32(0), scale), sizes), known)
     return q
@@ -71,6 +74,10 @@ def _decoded(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None
 
 def _int8_encode(values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
     q[...] = _whole_numbers(values, error, bounds, scales, 127).view(np.uint8)
+
+
+def _int8_draw(values: Host, error: Host | None, bounds: Host, words: Host, scales: Host, q: Host) -> None:
+    q[...] = _whole_numbers(values, error, bounds, scales, 127, words).view(np.uint8)
 
 
 def _int8_decode(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
@@ -203,12 +210,14 @@ def _topk_add(sent: Host, places: Host, bounds: Host, counts: Host, total: Host)
         total[np.repeat(bounds[:-1] - bounds[0], counts) + places] += sent
 
 
-REFERENCE = {"int8_encode": _int8_encode, "int8_decode": _int8_decode, "int4_encode": _int4_encode, "int4_decode": _int4_decode,
+REFERENCE = {"int8_encode": _int8_encode, "int8_draw": _int8_draw, "int8_decode": _int8_decode,
+             "int4_encode": _int4_encode, "int4_decode": _int4_decode,
              "onebit_encode": _onebit_encode, "onebit_decode": _onebit_decode,
              "twomeans_encode": _twomeans_encode, "twomeans_decode": _twomeans_decode,
              "topk_encode": _topk_encode, "topk_add": _topk_add}
 ENCODE, DECODE = "F:n F?!:n L:b+1 F!:b B!:q in ib iq", "B:q L:b+1 F:b F!:n in ib iq i"
 SIGNATURES = {"int8_encode": "F:n F?!:n L:b+1 F!:b B!:n in ib", "int8_decode": "B:n L:b+1 F:b F!:n in ib i",
+              "int8_draw": "F:n F?!:n L:b+1 U:n F!:b B!:n in ib",
               "int4_encode": ENCODE, "int4_decode": DECODE, "onebit_encode": ENCODE, "onebit_decode": DECODE,
               "twomeans_encode": "F:n F?!:n L:b+1 F!:b2 B!:q in ib iq", "twomeans_decode": "B:q L:b+1 F:b2 F!:n in ib iq i",
               "topk_encode": "F:n F?!:n L:b+1 L:b F!:k H!:k in ib ik", "topk_add": "F:k H:k L:b+1 L:b F!:n in ib ik"}
@@ -229,6 +238,10 @@ def compiled(name: str) -> Any:
 
 def _int8_encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
     call(values, error, bounds, scales, q, len(values), len(scales))
+
+
+def _int8_draw_host(call: CFunction, values: Host, error: Host | None, bounds: Host, words: Host, scales: Host, q: Host) -> None:
+    call(values, error, bounds, words, scales, q, len(values), len(scales))
 
 
 def _encode_host(call: CFunction, values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
@@ -252,7 +265,8 @@ def _topk_add_host(call: CFunction, sent: Host, places: Host, bounds: Host, coun
     call(sent, places, bounds, counts, total, len(total), len(counts), len(sent))
 
 
-_ARGUMENTS: dict[str, Any] = {"int8_encode": _int8_encode_host, "int8_decode": _int8_decode_host, "int4_encode": _encode_host,
+_ARGUMENTS: dict[str, Any] = {"int8_encode": _int8_encode_host, "int8_draw": _int8_draw_host,
+                               "int8_decode": _int8_decode_host, "int4_encode": _encode_host,
               "int4_decode": _decode_host, "onebit_encode": _encode_host, "onebit_decode": _decode_host,
               "twomeans_encode": _encode_host, "twomeans_decode": _decode_host,
               "topk_encode": _topk_encode_host, "topk_add": _topk_add_host}

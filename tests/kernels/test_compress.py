@@ -73,6 +73,21 @@ def test_blocks_in_c_have_the_bits_of_numpy(name: str, sizes: list[int]) -> None
             assert same(a, b), (case, i)
 
 
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_drawn_whole_numbers_in_c_have_the_bits_of_numpy(sizes: list[int]) -> None:
+    bounds, size = bounds_of(sizes, 256), sum(sizes)
+    words = np.random.default_rng(0).integers(0, 2 ** 32, size, np.uint32)
+    for case, (values, error) in arrays(size).items():
+        found = []
+        for run in (compiled(compress, "int8_draw"), compress.REFERENCE["int8_draw"]):
+            scales, q = np.empty(len(bounds) - 1, np.float32), np.empty(size, np.uint8)
+            left = None if error is None else error.copy()
+            run(values, left, bounds, words, scales, q)
+            found.append((scales, q, left))
+        for a, b in zip(*found):
+            assert same(a, b), case
+
+
 @pytest.mark.parametrize("name,most", [("int8", 127), ("int4", 7)])
 def test_a_whole_number_is_the_nearest_one_by_the_largest_of_its_block(name: str, most: int) -> None:
     values, _ = arrays(1000)["ordinary"]

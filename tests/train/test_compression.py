@@ -12,7 +12,9 @@ from standing import train
 
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.parallel.gradients.timeline import StepTimes
 from mpitrain.plan.inspect import inspect
+from mpitrain.train.observers.compression import waited
 
 FORCED = ("comm.compress_force=true", "log.every=5", "train.steps=30")
 KEYS = {"wire_bytes", "wire_bytes_nodes", "compress_ratio", "compress_s", "error_norm", "break_even_mbit"}
@@ -152,3 +154,9 @@ def test_a_dense_checkpoint_goes_on_with_zeros_and_says_so(config: Path) -> None
 def test_configuration_takes_the_keys(config: Path) -> None:
     found = load_config(config, ["comm.compress=topk:0.01", "comm.compress_feedback=false"])
     assert (found.comm.compress, found.comm.compress_feedback, found.comm.compress_after) == ("topk:0.01", False, 0)
+
+
+def test_the_wait_for_buckets_is_that_of_one_sum_after_the_other_from_when_each_was_ready() -> None:
+    step = StepTimes(ready=[10.0, 11.0, 11.5], start=[], end=[], backward_end=12.0)
+    assert waited([step], [2.0, 1.0, 0.5]) == pytest.approx(1.5) and waited([step], [0.5, 0.5, 0.25]) == 0
+    assert waited([step], [0.0, 0.0, 3.0]) == pytest.approx(2.5) and waited([], [1.0]) == 0
