@@ -75,6 +75,7 @@ def test_a_run_says_what_travels_and_counts_it(tmp_path: Path) -> None:
     (("comm.sharding=none", "comm.compress_parameters=int8"), "is for ranks that give each other slices"),
     (("comm.sharding=optimizer", "comm.compress_parameters=topk:0.1"), "must send every parameter, in blocks"),
     (("comm.sharding=optimizer", "comm.compress_parameters=onebit"), "must send every parameter, in blocks"),
+    (("comm.sharding=optimizer", "comm.compress_parameters=int8:stochastic"), "rounded to the nearest"),
     (("comm.sharding=optimizer", "comm.compress_parameters=int7"), 'comm.compress_parameters = "int7": unknown compressor'),
     (("comm.sharding=optimizer", "comm.compress_parameters=int8", "train.reproducible=layout", "train.micro_batches=4"),
      "promises the bits of one rank"),
