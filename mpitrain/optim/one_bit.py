@@ -19,6 +19,7 @@ import numpy as np
 
 from mpitrain.backend import Array
 from mpitrain.errors import ConfigError
+from mpitrain.kernels import optimizer as kernels
 from mpitrain.optim.layout import Allocate, Condensed, Segment
 from mpitrain.optim.norm import sum_of_squares
 from mpitrain.optim.optimizer import Held, Optimizer, Run, require
@@ -155,15 +156,14 @@ class OneBitAdam(OneBit, AdamW):
         self.with_freeze(freeze, v_floor)
 
     def arrived(self, segment: Segment, m: Array, lr: float, step: int, decay: float) -> None:
+        """By the kernel of Adam, whose means take all of m and nothing of its square. v gets its floor for good; where it is 0,
+        m is 0, too."""
         own = slice(segment.start, segment.stop)
-        w, kept = self.storage.values[own], self.state["m"][own]
-        rate = lr / (1.0 - self.betas[0] ** step)
-        for first in range(0, w.size, BLOCK):
-            part = slice(first, min(first + BLOCK, w.size))
-            kept[part] = m[part]
-            if decay:
-                w[part] *= 1.0 - lr * decay
-            w[part] -= rate * (kept[part] / self.root(segment, part.start, part.stop))
+        w, kept, v = self.storage.values[own], self.state["m"][own], self.state["v"][own]
+        if step == self.frozen_after + 1:
+            np.maximum(v, v.dtype.type(self.floor(segment)), out=v, where=v > 0)
+        kernels.adam(w, m, kept, v, lr / (1.0 - self.betas[0] ** step), 1.0 - lr * decay, 0.0, 1.0, 1.0, 0.0,
+                     1.0 / math.sqrt(1.0 - self.betas[1] ** self.frozen_after), self.eps, 1.0)
 
 
 class OneBitLAMB(OneBit, LAMB):

@@ -120,13 +120,9 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
         yield from stage_lines([p.stage for p in stages])
     yield from schedule_lines(pp, grid.n_places, n_micro, name=str(m.schedule), chunks=m.chunks, folder=config.folder)
     yield from bucket_lines(stages)
-    if config.comm.compress:
-        from mpitrain.plan.compression import compression_lines
-        yield from compression_lines(config, stages)
-    if valid.level is not None:
-        from mpitrain.plan.levels import level_lines
-        yield from level_lines(config, stages, valid.level)
-    yield bytes_line(stages, made.optimizer(probe()))
+    tried = made.optimizer(probe())
+    yield from exchange_lines(config, stages, tried, valid.level, steps)
+    yield bytes_line(stages, tried)
     yield from forecast_lines(forecast_of(config, placed, inputs))
 
 
@@ -249,3 +245,17 @@ def shape_text(shape: tuple[int, ...]) -> str:
 
 def placement_text(parameter: nn.Parameter) -> str:
     return ", ".join(f"{axis} cuts dim {dim}" for axis, dim in parameter.placement.items()) or "replicated"
+
+
+def exchange_lines(config: Config, stages: Sequence[Placement], tried: Optimizer, level: Any, steps: int) -> Iterator[str]:
+    """What ranks exchange less of, and what that keeps, in a run of so many steps; nothing of most runs."""
+    kind = stages[0].kind
+    if config.comm.compress and kind == "none":
+        from mpitrain.plan.compression import compression_lines
+        yield from compression_lines(config, stages)
+    if tried.sends or config.comm.compress_parameters or (config.comm.compress and kind != "none"):
+        from mpitrain.plan.packed import packed_lines
+        yield from packed_lines(config, stages, tried, steps)
+    if level is not None:
+        from mpitrain.plan.levels import level_lines
+        yield from level_lines(config, stages, level)

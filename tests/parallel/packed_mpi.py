@@ -70,7 +70,7 @@ def masters(comm: Any, job: Job) -> Array:
     return found
 
 
-def run(comm: Any, make: Callable[[], nn.Sequential], kind: str, count: int = 4, **options: Any) -> list[float]:
+def run(comm: Any, make: Callable[[], nn.Sequential], kind: str, count: int = 3, **options: Any) -> list[float]:
     """Losses and norms of some steps; then all ranks compute with the rounded values of the owners."""
     with meshes.job(comm, make, {}, sharding=kind, **{**PACKED, **options}) as job:
         found = []
@@ -95,7 +95,7 @@ def run(comm: Any, make: Callable[[], nn.Sequential], kind: str, count: int = 4,
 def test_everybody_computes_with_what_owners_send_and_owners_keep_float32(comm: Any, make: Callable[[], nn.Sequential]) -> None:
     """All three kinds with the bits of each other where gradients are summed in one order; and close to float32."""
     each = {"micro_batches": comm.size, "batch_size": 4 * comm.size}
-    whole = meshes.losses(comm, make, {}, 4, bucket_bytes=6000, **each)
+    whole = meshes.losses(comm, make, {}, 3, bucket_bytes=6000, **each)
     first = run(comm, make, KINDS[0], **each)
     np.testing.assert_allclose(first[::2], whole, rtol=0.02)
     assert first[::2] != whole
@@ -125,6 +125,19 @@ def test_nodes_with_a_copy_each_give_each_other_few_bits(comm: Any) -> None:
         found = run_on_nodes(comm, kind, **each)
         np.testing.assert_allclose(found, plain, rtol=0.02)
         assert found != plain
+
+
+def test_both_halves_are_packed_between_nodes_without_being_forced(comm: Any) -> None:
+    if comm.size < 4:
+        pytest.skip("two nodes of two ranks")
+    options = {**PACKED, "compress_force": False, "compress": "int4", "sharding": "optimizer", "micro_batches": comm.size}
+    with nodes(comm, 2), meshes.job(comm, wide, {}, **options) as job:
+        found = meshes.step_losses(job, 3)
+        update: Any = job.trainer.update
+        assert update.packed is not None and update.compressed.flat.keys() == {"error"}
+        assert len(set(comm.allgather(update.values.tobytes()))) == 1
+    plain = meshes.losses(comm, wide, {}, 3, bucket_bytes=6000, micro_batches=comm.size)
+    np.testing.assert_allclose(found, plain, rtol=0.02)
 
 
 def run_on_nodes(comm: Any, kind: str, **options: Any) -> list[float]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 from runs import SMALL, record, steps, write
-from standing import train
+from standing import mpirun, train
 
 pytestmark = pytest.mark.timeout(120)
 RUN = SMALL.replace("steps = 50", "steps = 20").replace("eval_every = 25", "eval_every = 10").replace("[32]", "[96]")
 PACKED = ("comm.compress_force=true", "comm.compress=int8", "comm.compress_parameters=int8", "comm.bucket_mb=0.01")
+
+
+def number(text: str) -> int:
+    return int(text.replace(",", ""))
 
 
 @pytest.mark.parametrize("kind", ["optimizer", "parameters"])
@@ -44,6 +49,8 @@ def test_a_run_says_what_travels_and_counts_it(tmp_path: Path) -> None:
     config = write(tmp_path, RUN)
     result = train(2, config, "run.out=a", "comm.sharding=optimizer", *PACKED[1:])
     assert result.rc == 0 and "int8\" has no effect: all 2 ranks are on one node, where messages take less time" in result.out
+    told = train(2, config, "run.out=a", "comm.sharding=optimizer", *PACKED, "train.steps=21", "--resume")
+    assert told.rc == 0 and "parameters went from their owners to all in float32, and do as int8" in told.out, told.out
     sent = {}
     for kind in ("optimizer", "parameters"):
         result = train(2, config, f"run.out={kind}", f"comm.sharding={kind}", "train.micro_batches=4", "train.eval_every=100",
@@ -54,6 +61,13 @@ def test_a_run_says_what_travels_and_counts_it(tmp_path: Path) -> None:
         assert len({line["wire_bytes"] for line in lines}) == 1
         assert 3.4 < lines[0]["compress_ratio"] < 4 and 3.4 < lines[0]["gather_ratio"] < 4
         sent[kind] = lines[1]["wire_bytes"], lines[1]["gather_bytes"]
+        seen = mpirun(1, "-m", "mpitrain", "inspect", config, "--ranks", "2", f"comm.sharding={kind}", *PACKED, cwd=tmp_path).out
+        travel = re.findall(r"travel as .* ([0-9,]+) bytes of a rank .* instead of ([0-9,]+);", result.out)
+        assert len(travel) == 2
+        said = re.findall(r"as int8 to .* ([0-9,]+) bytes of a rank instead of ([0-9,]+)", seen)
+        rounds = 2 if kind == "parameters" else 1
+        assert [number(one) for one in said[1]] == [number(one) for one in travel[0]]
+        assert [rounds * number(one) for one in said[0]] == [number(one) for one in travel[1]]
     assert all(1.5 < many / few < 4 for many, few in zip(sent["parameters"], sent["optimizer"]))    # ranks have unequal slices
 
 
@@ -61,6 +75,7 @@ def test_a_run_says_what_travels_and_counts_it(tmp_path: Path) -> None:
     (("comm.sharding=none", "comm.compress_parameters=int8"), "is for ranks that give each other slices"),
     (("comm.sharding=optimizer", "comm.compress_parameters=topk:0.1"), "must send every parameter, in blocks"),
     (("comm.sharding=optimizer", "comm.compress_parameters=onebit"), "must send every parameter, in blocks"),
+    (("comm.sharding=optimizer", "comm.compress_parameters=int8:stochastic"), "rounded to the nearest"),
     (("comm.sharding=optimizer", "comm.compress_parameters=int7"), 'comm.compress_parameters = "int7": unknown compressor'),
     (("comm.sharding=optimizer", "comm.compress_parameters=int8", "train.reproducible=layout", "train.micro_batches=4"),
      "promises the bits of one rank"),

@@ -17,11 +17,9 @@ from mpitrain.kernels import compress as kernels
 from mpitrain.nn import FlatLayout
 from mpitrain.optim.one_bit import LOCAL, PACKED
 from mpitrain.parallel.compress.blocks import OneBit
-from mpitrain.parallel.compress.channel import CompressedSum
-from mpitrain.parallel.compress.compressor import Compressor, Host, Make, Message, State
+from mpitrain.parallel.compress.channel import PADDING, CompressedSum
+from mpitrain.parallel.compress.compressor import Compressor, Host, Make, Message, Piece, State
 from mpitrain.placement.buckets import Bucket
-
-Bounds = NDArray[np.int64]
 
 
 class Active(OneBit):
@@ -34,58 +32,53 @@ class Active(OneBit):
     moves: Callable[[int, int], NDArray[np.bool_]]
     version: Callable[[], Any]
 
+    def __init__(self, pieces: Sequence[Piece], n: int, *, seed: int = 0, feedback: bool = True):
+        super().__init__(pieces, n, seed=seed, feedback=feedback)
+        self._known: dict[tuple[int, int], Any] = {}          # What `_active` has found, with its version.
+
     def encode(self, step: int, worker: int, values: Host, error: Host | None, first: int, stop: int, message: Message) -> None:
-        active, bounds = self._active(first, stop)
+        active, weights = self._active(first, stop)
         if active is None:
             super().encode(step, worker, values, error, first, stop, message)
             return
-        own, rest = values[active], None if error is None else error[active]
-        bad = self._blocks_of(np.flatnonzero(~np.isfinite(values) & ~active), first, stop)
-        for block in bad:                                     # What is not a number comes through from anywhere.
-            own[bounds[block]:bounds[block + 1]] = np.nan
+        wanted = values.copy() if error is None else values + error
+        wanted *= active                                      # NaN and infinity come through: times 0 they are NaN.
+        super().encode(step, worker, wanted, None, first, stop, message)
         scales, q = self._parts(message, first, stop)
-        message[scales.nbytes:] = 0
-        kernels.version_of("onebit_encode")(own, rest, bounds, scales, q[:bytes_of(bounds)])
-        scales[bad] = np.nan
-        if error is not None:
-            error[~active], error[active] = 0, rest
+        scales *= weights
+        if error is None:
+            return
+        bounds = self.bounds[first:stop + 1]
+        kernels.version_of("onebit_decode")(q, bounds, -scales, wanted, 1)
+        wanted *= active
+        bad = np.flatnonzero(np.isnan(scales))
+        for block in bad:                                     # Its residual stays as it was.
+            own = slice(*(bounds[block:block + 2] - bounds[0]))
+            wanted[own] = error[own]
+        error[...] = wanted
 
     def decode(self, message: Message, first: int, stop: int, total: Host, add: bool) -> None:
-        active, bounds = self._active(first, stop)
-        if active is None:
-            super().decode(message, first, stop, total, add)
-            return
-        scales, q = self._parts(message, first, stop)
-        own = total[active]
-        kernels.version_of("onebit_decode")(q[:bytes_of(bounds)], bounds, scales, own, int(add))
-        if not add:
-            total[...] = 0
-        total[active] = own
-        for block in np.flatnonzero(np.isnan(scales)):
-            low, high = self.bounds[first + block:first + block + 2] - self.bounds[first]
-            total[low:high] = np.nan
+        super().decode(message, first, stop, total, add)
+        active, _ = self._active(first, stop)
+        if active is not None:
+            total *= active
 
-    def _blocks_of(self, places: Bounds, first: int, stop: int) -> Bounds:
-        """The blocks, counted from `first`, in which these elements of blocks first .. stop lie."""
-        starts = self.bounds[first:stop] - self.bounds[first]
-        return np.unique(np.searchsorted(starts, places, side="right") - 1)
-
-    def _active(self, first: int, stop: int) -> tuple[NDArray[np.bool_] | None, Bounds]:
-        """Which elements of these blocks move, None where all do, and the bounds of the blocks in those alone."""
-        known: dict[tuple[int, int], Any] = self.__dict__.setdefault("_known", {})
+    def _active(self, first: int, stop: int) -> tuple[NDArray[np.bool_] | None, Host]:
+        """Which elements of these blocks move, None where all do; and of each block, how many elements it has for one that does:
+        times that the mean size of all is the mean of those that move."""
         version = self.version()
-        if known.get((first, stop), (None,))[0] != version:
+        if self._known.get((first, stop), (None,))[0] != version:
             bounds = self.bounds[first:stop + 1]
-            active = self.moves(self.at + int(bounds[0]), self.at + int(bounds[-1]))
-            counts = np.concatenate([[0], np.cumsum(active)])[bounds - bounds[0]]
-            known[first, stop] = version, None if active.all() else active, counts.astype(np.int64)
-        _, found, bounds = known[first, stop]
-        return found, bounds
-
-
-def bytes_of(bounds: Bounds) -> int:
-    """Bytes of the signs of blocks with these bounds."""
-    return int(((np.diff(bounds) + 7) // 8).sum())
+            start, end = int(bounds[0]), int(bounds[-1])
+            active = self.moves(self.at + start, self.at + end)
+            for piece in self.pieces:                         # Zeros between parameters are blocks of their own.
+                if piece.name == PADDING:
+                    active[max(0, piece.start - start):max(0, piece.stop - start)] = True
+            moving = np.add.reduceat(active, bounds[:-1] - start, dtype=np.int64) if end > start else np.zeros(0, np.int64)
+            weights = (np.diff(bounds) / np.maximum(moving, 1)).astype(np.float32)
+            self._known[first, stop] = version, None if active.all() else active, weights
+        _, found, weights = self._known[first, stop]
+        return found, weights
 
 
 class MomentumSum(CompressedSum):

@@ -85,9 +85,10 @@ def refuse_packed_parameters(config: Config, *, on_gpu: bool) -> None:
         make = make_compressor(c.compress_parameters, config.folder)
     except ConfigError as error:
         raise ConfigError(error.message.replace("comm.compress =", "comm.compress_parameters =")) from None
-    if not in_slices(make) or is_one_bit(make):
-        raise ConfigError(f'{what} must send every parameter, in blocks of a few bits each, and this does not; set it to "int8" '
-                          'or "int4"')
+    by_chance = not make.own and ":" in make.text             # A gather of one step gives all the same, whenever it is.
+    if not in_slices(make) or is_one_bit(make) or by_chance:
+        raise ConfigError(f'{what} must send every parameter, in blocks of a few bits each and rounded to the nearest; set it to '
+                          '"int8" or "int4"')
     for wrong, why in (
             (c.cuts == "none", f'is for ranks that give each other slices, found comm.sharding = "{c.sharding}"; set '
              'comm.sharding = "optimizer", "gradients" or "parameters"'),

@@ -109,6 +109,10 @@ def change(was: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> str:
     """One line where gradients are summed in another way than before on as many ranks, so that bits change; else nothing."""
     if not was or not now or was == now or was.get("ranks") != now["ranks"]:
         return ""
+    kinds = [f"as {choice['parameters']}" if choice.get("parameters") else "in float32" for choice in (was, now)]
+    if kinds[0] != kinds[1]:
+        return (f"parameters went from their owners to all {kinds[0]}, and do {kinds[1]}: from here on the bits are not those of "
+                "the run that was interrupted")
     if now["ranks"] == 2 and was.get("wire") == now["wire"]:
         return ""                                             # The sum of two has no order.
     before, after = (f"{choice.get('way')} ({choice.get('wire')})" for choice in (was, now))
