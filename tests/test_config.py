@@ -136,7 +136,7 @@ def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
 @pytest.mark.parametrize("key", ["train.epochs", "train.steps", "train.batch_size", "train.micro_batches", "train.threads",
                                  "train.eval_every", "train.copy_every", "data.stride", "data.workers", "mesh.pp", "mesh.dp",
                                  "data.length", "data.horizon",
-                                 "mesh.cp", "mesh.ep", "mesh.tp", "mesh.chunks", "log.every", "checkpoint.every",
+                                 "mesh.site", "mesh.cp", "mesh.ep", "mesh.tp", "mesh.chunks", "log.every", "checkpoint.every",
                                  "checkpoint.keep", "optimizer.warmup_steps", "run.seed", "shrink.begin", "shrink.end",
                                  "shrink.every", "shrink.least", "lora.rank", "stop.patience", "average.start",
                                  "average.every", "comm.compress_after", "workers.count"])
