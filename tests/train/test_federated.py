@@ -8,11 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 from federations import DIGITS, Simulated, newest, parameters
 from launch import ROOT
-from runs import lines, ok, record, refused, steps, without_times, write
+from runs import GPT, lines, ok, record, refused, steps, without_times, write, write_tokens
 from standing import mpirun, train
 
 SCAFFOLD = ("workers.correct=scaffold",)
@@ -214,6 +215,45 @@ def test_labels_that_are_no_classes_have_no_dirichlet(config: Path) -> None:
 def test_workers_of_a_row_train_on_it(config: Path) -> None:
     ok(train(2, config, "workers.count=1437", "workers.rows=iid", "workers.each_round=4", "train.steps=2"))
     assert [line["workers"] for line in steps(config.parent / "runs/run")] == [4, 4]
+
+
+def test_a_column_of_the_data_gives_each_of_its_values_a_worker(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    with h5py.File(tmp_path / "d.h5", "w") as file:
+        file["x"], file["y"] = random.normal(size=(120, 6)).astype(np.float32), random.integers(0, 3, 120)
+        file["who"] = np.arange(120, dtype=np.int64) % 7 * 11
+    (tmp_path / "net.py").write_text("from mpitrain import nn\n\n\nclass Net(nn.Module):\n    def __init__(self):\n"
+                                     "        super().__init__()\n        self.head = nn.Linear(6, 3)\n\n"
+                                     "    def forward(self, x, who):\n        return self.head(x)\n")
+    config = write(tmp_path, DIGITS.replace('name = "mlp"\ninputs = 64\nhidden = []\noutputs = 10', 'name = "net.py:Net"')
+                   .replace('path = "digits"\ntransform = ["scale"]',
+                            'path = "d.h5"\nvalidation = 0\nx = {x = "x", who = "who"}\ny = "y"'))
+    words = ("workers.rows=column:who", "workers.count=7")
+    assert "7 workers of 17 to 18 rows" in ok(train(2, config, *words)).out
+    refused(train(1, config, *words, "workers.count=6", "run.out=b"), 78, "has 7 different values", "set it to 7")
+    refused(train(1, config, "workers.rows=column:x", "run.out=b"), 78, "needs one whole number for each row, found float32")
+
+
+def test_a_users_own_correction_is_used_as_ours_are(config: Path) -> None:
+    folder = config.parent
+    (folder / "mine.py").write_text("from mpitrain.parallel.workers.corrections import Correction\n\n\nclass Mine(Correction):\n"
+                                    "    def begin(self, turn, start):\n        self.start = start\n\n"
+                                    "    def add(self, gradient, theta):\n        gradient += 0.5 * (theta - self.start)\n\n\n"
+                                    "def other():\n    pass\n")
+    for name, out in (("mine.py:Mine", "own"), ("prox:0.5", "ours"), ("", "none")):
+        ok(train(2, config, f"workers.correct={name}", f"run.out={out}", "train.steps=2"))
+    own, ours, none = (record(folder / out)["parameters_sha256"] for out in ("own", "ours", "none"))
+    assert own == ours != none
+    refused(train(1, config, "workers.correct=mine.py:other", "run.out=b"), 78, "must name a subclass of")
+
+
+def test_a_model_of_text_with_dropout_has_one_hash_on_any_ranks(tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    config = write(tmp_path, GPT + "[workers]\ncount = 9\neach_round = 4\n[[sync]]\nover = 'workers'\nevery = 3\n"
+                                   "outer = 'nesterov'\nlr = 0.7\n")
+    for n in (1, 3):
+        ok(train(n, config, f"run.out=on{n}", "train.steps=3", "train.micro_batches=4"))
+    assert len({record(tmp_path / f"on{n}")["parameters_sha256"] for n in (1, 3)}) == 1
 
 
 def test_a_default_run_imports_nothing_of_federations(tmp_path: Path) -> None:
