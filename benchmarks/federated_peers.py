@@ -3,8 +3,8 @@
     python federated_peers.py flower IMAGES.npz ROUNDS
     mpirun -n 11 python federated_peers.py appfl IMAGES.npz ROUNDS       # a server, and a process for each client
 
-Prints a line of JSON: rounds a second, from the end of the first round to that of the last, and the accuracy. PyTorch on one thread
-does the training of both. APPFL has no draw of clients: ten of them train in each round.
+Prints a line of JSON: rounds a second, from the end of the first round to that of the last, and the accuracy. PyTorch on one
+thread does the training of both. APPFL has no draw of clients: ten of them train in each round.
 """
 
 from __future__ import annotations
