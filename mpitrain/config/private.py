@@ -76,6 +76,12 @@ def sums(config: Config) -> Iterator[Refusal]:
     if p.unit == "client" and p.by_row:
         yield ('privacy.by_row = true is for privacy.unit = "sample": of a client, the whole change is clipped; leave it out',
                ("privacy.by_row", "privacy.unit"))
+    if p.unit == "client" and not p.secure and p.threshold != PrivacyConfig.threshold:
+        yield (f"privacy.threshold = {written(p.threshold)} is for privacy.secure = true; leave it out",
+               ("privacy.threshold", "privacy.secure"))
+    if p.secure and config.train.on_nan != "stop":
+        yield (f'train.on_nan = "{config.train.on_nan}" goes on where a change is not finite, which integers under masks cannot '
+               'tell; with privacy.secure = true set train.on_nan = "stop"', ("train.on_nan", "privacy.secure"))
     if not 0.5 < p.threshold <= 1:
         yield (f"privacy.threshold must be more than 0.5, at most 1, found {written(p.threshold)}: with half of the clients, "
                "each half could be asked for another secret of one client", ("privacy.threshold",))

@@ -24,7 +24,7 @@ class FixedPoint:
 
     def __init__(self, clip: float, count: int, scale: float | None = None):
         self.clip, self.count = clip, count
-        room = HALF / (count * (1 + SLACK)) - 1               # for each vector; half a step of it may be rounding
+        room = HALF / (count * (1 + SLACK))                   # for each vector
         best = 2.0 ** math.floor(math.log2(room / clip)) if 0 < room < clip * 1e300 else 0.0
         self.scale = best if scale is None else scale
         if self.scale > best or not clip * best >= 1 << LEAST_SCALE_BITS:
@@ -33,11 +33,14 @@ class FixedPoint:
                               f"not fit; at most {int(HALF / (1 << LEAST_SCALE_BITS))} clients can be in a round")
 
     def encode(self, values: Any) -> Words:
-        """Values rounded to steps, a negative one as 2^32 less its size. NumericsError for one beyond the clip, or NaN."""
+        """Values in whole steps, a negative one as 2^32 less its size. NumericsError for one beyond the clip, or NaN.
+
+        They are rounded towards zero, so that a norm that was clipped to C is still C at most.
+        """
         scaled = np.asarray(values, np.float64) * self.scale
         if not (np.abs(scaled) <= self.clip * (1 + SLACK) * self.scale).all():
             raise NumericsError(f"a value of a secure sum is not finite, or beyond privacy.clip = {self.clip:g}")
-        return np.rint(scaled).astype(np.int64).astype(np.uint32)
+        return np.trunc(scaled).astype(np.int64).astype(np.uint32)
 
     def decode(self, total: Words) -> np.ndarray[Any, np.dtype[np.float64]]:
         """The sum of at most `count` encoded vectors as numbers: exact."""
