@@ -17,7 +17,7 @@ from mpitrain.parallel.levels.neighbours import Neighbours
 from mpitrain.schedules import graphs
 from mpitrain.schedules.graph_check import check_graph, matrix
 
-GRAPHS = ["ring", "torus", "exponential", "one_peer_exponential", "complete", "matching"]
+GRAPHS = ["ring", "torus", "exponential", "one_peer_exponential", "complete", "matching", "line"]
 
 
 @pytest.fixture
