@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from mpitrain.backend import Array
@@ -19,6 +20,11 @@ class ByRule(Elementwise):
         super().__init__(storage, 0.0, state=tuple(rule.states))
         self.outer = rule
         self.started_at(**rule.states)
+        self.of_workers: Callable[[], int] = lambda: 0        # bytes of what the workers of rounds have here
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.of_workers()
 
     def rule(self, w: Array, g: Array, *state: Array, decay: float, lr: float, step: int) -> None:
         self.outer.change(w, g, state, round=step, inner_lr=lr)

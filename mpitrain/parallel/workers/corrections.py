@@ -43,6 +43,10 @@ class Correction:
         self.shared: dict[str, Array] = {}
         self.hosted: dict[str, Hosted] = {}
 
+    def arrays(self, workers: int) -> int:
+        """How many arrays of the parameters' size it has on a rank that hosts so many workers."""
+        return 0
+
     def open(self, means: Means) -> None:
         """All ranks are about to start; arrays that they keep are made now."""
 

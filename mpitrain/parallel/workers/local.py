@@ -27,6 +27,8 @@ from mpitrain.parallel.pipeline.runner import Parts, Pipeline
 from mpitrain.parallel.workers.policy import Federated
 from mpitrain.parallel.workers.tallies import RoundTallies
 
+ARRAYS = 4                  # of the parameters' size: where a round begins, a worker's delta and gradient, a seat's sum
+
 
 class LocalTraining(Pipeline):
     """The turns of a rank, one after another on one model: each begins where the round began, with a new `inner` optimizer.
@@ -79,6 +81,12 @@ class LocalTraining(Pipeline):
 
     def between(self) -> None:
         """Between two local steps of a worker: a subclass may look after its messages."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that workers on this rank have beside the parameters."""
+        arrays = [ARRAYS * self.values.nbytes, *(one.nbytes for one in self.correction.shared.values())]
+        return int(self.inner.nbytes + sum(arrays) + sum(one.nbytes for one in self.correction.hosted.values()))
 
     def _deliver(self, index: int, *, last: bool) -> None:
         """The seat's sum becomes the gradient of its micro-batch."""

@@ -20,6 +20,9 @@ class Scaffold(Correction):
     sums = 2
     plain_sgd = True
 
+    def arrays(self, workers: int) -> int:
+        return 1 + workers
+
     def open(self, means: Means) -> None:
         storage, rounds = means.storage, means.rounds
         self.rate = storage.values.dtype.type

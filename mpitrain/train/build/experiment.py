@@ -37,7 +37,7 @@ ARITHMETIC = keys(                               # These change what is computed
               "groups offload",
     shrink="prune sparsity pattern scope begin end every rewind skip products quantize least",
     lora="rank alpha layers", distil="teacher temperature weight", average="kind decay warmup start every",
-    sync="levels", workers="each_round drop correct arrival in_flight buffer staleness discount spread",
+    sync="levels", workers="each_round drop weights correct arrival in_flight buffer staleness discount spread",
     privacy="unit clip noise epsilon delta accountant secure threshold")
 ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
     data="path x y", distil="predictions", train="steps epochs reproducible threads", comm="algorithm")

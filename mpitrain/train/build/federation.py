@@ -27,12 +27,12 @@ from mpitrain.errors import ConfigError
 from mpitrain.nn.statistics import running_layers
 from mpitrain.optim import Optimizer
 from mpitrain.optim.by_rule import ByRule
-from mpitrain.optim.outer import make_outer
+from mpitrain.optim.outer import OuterRule, make_outer
 from mpitrain.optim.rules import SGD
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.parallel.workers.corrections import Correction, Means, make_correction
-from mpitrain.parallel.workers.local import LocalTraining
+from mpitrain.parallel.workers.local import ARRAYS, LocalTraining
 from mpitrain.parallel.workers.policy import Federated
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.train.build.inputs import Inputs, all_labels, has_labels
@@ -170,15 +170,27 @@ def refuse_unfit(config: Config, correction: Correction, tried: Optimizer) -> No
                            f'train.on_lost = "{config.train.on_lost}"; set it to "stop"', ("workers.correct", "train.on_lost"))
 
 
+def arrays_of(config: Config, ranks: int) -> int:
+    """How many arrays of the parameters' size a rank has for workers and the outer rule, once all workers have been drawn."""
+    correction = make_correction(config.workers.correct, config.folder)
+    return ARRAYS + len(outer_of(config).states) + correction.arrays(-(-config.workers.count // ranks))
+
+
+def outer_of(config: Config) -> OuterRule:
+    """The rule of the level over workers."""
+    level = level_of(config)
+    return make_outer(level.outer, level.lr, dict(level.arguments), config.folder)
+
+
 class Federation:
     """What `assemble` takes for a federation, in the place of what it makes for other runs. ConfigError, on all ranks alike, for
     workers that there cannot be."""
 
     def __init__(self, config: Config, inputs: Inputs):
-        self.config, self.as_rounds, self.level = config, as_rounds(config), level_of(config)
+        self.config, self.as_rounds = config, as_rounds(config)
         self.rounds = rounds_of(config, inputs)
         self.correction = make_correction(config.workers.correct, config.folder)
-        self.rule = make_outer(self.level.outer, self.level.lr, dict(self.level.arguments), config.folder)
+        self.rule = outer_of(config)
 
     def open(self, policy: Policy, inner: Optimizer, control: Channel) -> Optimizer:
         """The policy's optimizer, which applies the outer rule; `inner` is that of the workers. It communicates."""
@@ -188,9 +200,9 @@ class Federation:
         tree, mesh = policy.context.placement.tree, policy.mesh
         assert tree is not None
         self.correction.open(Means(policy.storage, self.rounds, policy.channel, tree, mesh.link(REPLICAS, "workers")))
-        outer = ByRule(policy.storage, self.rule)
-        outer.lr = inner.lr
-        return outer
+        self.outer = ByRule(policy.storage, self.rule)
+        self.outer.lr = inner.lr
+        return self.outer
 
     def kept(self) -> list[Any]:
         """The kinds of state that workers add."""
@@ -203,8 +215,10 @@ class Federation:
 
     def pipeline(self, *arguments: Any, **options: Any) -> Pipeline:
         """The turns of this rank's workers."""
-        return LocalTraining(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
+        made = LocalTraining(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
                              clip_norm=self.config.optimizer.clip_norm, **options)
+        self.outer.of_workers = lambda: made.nbytes
+        return made
 
     def observers(self) -> list[Observer]:
         """Observers of the run, on each rank."""
