@@ -59,7 +59,7 @@ batch_size = 64
 every = 20
 progress_s = 0
 """
-GRAPHS = ("ring", "torus", "matching", "one_peer_exponential", "exponential", "random")
+GRAPHS = ("ring", "torus", "matching", "line", "one_peer_exponential", "exponential", "random")
 
 
 def main() -> None:

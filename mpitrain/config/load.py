@@ -122,8 +122,6 @@ def _apply(tables: dict[str, Any], override: str, all_keys: set[str]) -> None:
     except RecursionError:
         raise ConfigError(f"on the command line: {key}: {TOO_DEEP}") from None
     _section(section, {name: value}, None)
-    if isinstance(tables.get(section), list):            # [[sync]] of the file
-        tables[section] = {}
     tables.setdefault(section, {})[name] = value
     for one, other in (("steps", "epochs"), ("epochs", "steps")):      # the command line gives the run's length anew
         if key == f"train.{one}" and f"train.{other}" not in all_keys:

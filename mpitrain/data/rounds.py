@@ -160,10 +160,11 @@ class RoundLoader(Loader):
         rounds = self.rounds
         arrived = rounds.draw.arrived(step)
         weights, seated = rounds.weights(arrived), rounds.seated(len(arrived))
-        return [self._turn(step, seat, int(arrived[place]), float(weights[place]))
+        return [self.turn(step, seat, int(arrived[place]), float(weights[place]))
                 for seat in self.micro for place in seated[seat]]
 
-    def _turn(self, step: int, seat: int, worker: int, weight: float) -> Turn:
+    def turn(self, step: int, seat: int, worker: int, weight: float) -> Turn:
+        """A worker's turn in a round, its rows read. Raises DataError with the step."""
         rounds = self.rounds
         rows, base = rounds.rows_of[worker], key(rounds.seed, "worker", worker, step)
         plan = rounds.local.batches(len(rows), base)

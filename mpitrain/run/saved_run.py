@@ -32,8 +32,11 @@ class Evaluated:
 class SavedRun(Ranks):
     """What a run has saved, in use on the ranks of `comm`, on any mesh: without an optimizer and gradients.
 
-    A step is that of a checkpoint, "best", or None, the newest.
+    A step is that of a checkpoint, "best", or None, the newest. What was saved is one model, also of a run with several sites.
     """
+
+    def __init__(self, config: Config, comm: Any, **options: Any):
+        super().__init__(changed(config, mesh={"site": 1, "dp": 0}) if config.mesh.site > 1 else config, comm, **options)
 
     @contextmanager
     def use(self, source: Path, step: int | str | None = None) -> Iterator[InUse]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
+from hashlib import sha256
 from numbers import Rational
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -54,6 +55,11 @@ class Proved(NamedTuple):
     def sent(self) -> int:
         """The most messages that a worker sends in a round."""
         return max((sum(edge.source == k for edge in edges) for edges in self.rounds for k in range(self.n)), default=0)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the rounds."""
+        return sha256(repr([[(a, b, str(weight)) for a, b, weight in edges] for edges in self.rounds]).encode()).hexdigest()
 
     def edges(self, round: int) -> tuple[Edge, ...]:
         return self.rounds[round % len(self.rounds)]

@@ -108,6 +108,15 @@ def matching(round: int, n: int) -> Iterator[Edge]:
             yield Edge(other, one, Fraction(1, 2))
 
 
+@repeats(lambda n: 1 if n < 3 else 2)
+def line(round: int, n: int) -> Iterator[Edge]:
+    """Pairs of neighbours on a line average, then each with its other neighbour. Where ranks lie on hosts in their order, one
+    pair of every other round is on two hosts, and a slow link carries half a model a round each way."""
+    for one in range(round % (1 if n < 3 else 2), n - 1, 2):
+        yield Edge(one, one + 1, Fraction(1, 2))
+        yield Edge(one + 1, one, Fraction(1, 2))
+
+
 @repeats(lambda n: DRAWN_ROUNDS)
 def random(round: int, n: int) -> Iterator[Edge]:
     """Each worker sends a half to another one, drawn anew in each of 32 rounds (Kempe, Dobra, Gehrke, 2003). Some receive several

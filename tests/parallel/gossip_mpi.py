@@ -11,13 +11,14 @@ import pytest
 from mpitrain import nn
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.errors import DesyncError
 from mpitrain.nn.init import zeros
 from mpitrain.parallel.levels.gossip import Gossip
 from mpitrain.parallel.levels.neighbours import Neighbours
 from mpitrain.schedules import graphs
 from mpitrain.schedules.graph_check import check_graph, matrix
 
-GRAPHS = ["ring", "torus", "exponential", "one_peer_exponential", "complete", "matching"]
+GRAPHS = ["ring", "torus", "exponential", "one_peer_exponential", "complete", "matching", "line"]
 
 
 @pytest.fixture
@@ -156,4 +157,16 @@ def test_steps_between_rounds_are_those_of_the_papers(comm, name, every):
     assert again.resume(10, True, {}) == ""
     again.take_numbers(level.numbers())
     assert (again.gossip.round, again.gossip.weight) == (level.gossip.round, level.gossip.weight)
+    mesh.close()
+
+
+def test_ranks_with_graphs_of_their_own_are_told_before_anything_is_sent(comm):
+    if comm.size == 1:
+        return
+    mesh = Mesh(comm, site=comm.size, dp=1)
+    name = "ring" if comm.rank else "line"
+    proved = check_graph(getattr(graphs, name if comm.size > 2 else "ring"), comm.size, method="d-psgd", name="own.py:mine")
+    proved = proved._replace(rounds=proved.rounds * 2) if comm.size == 2 and comm.rank else proved
+    with pytest.raises(DesyncError, match="ranks disagree about the graph own.py:mine"):
+        Neighbours(site_of(mesh, comm.rank), proved)
     mesh.close()

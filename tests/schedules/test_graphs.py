@@ -10,7 +10,7 @@ from mpitrain.schedules import graphs
 from mpitrain.schedules.graph_check import check_graph, matrix
 from mpitrain.schedules.steps import ScheduleError
 
-NAMES = ["ring", "torus", "exponential", "one_peer_exponential", "complete", "matching", "random"]
+NAMES = ["ring", "torus", "exponential", "one_peer_exponential", "complete", "matching", "line", "random"]
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16]
 third, half = Fraction(1, 3), Fraction(1, 2)
 

@@ -87,7 +87,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
     runs = [(SITES, "run.toml", "run.out=whole"),
             (SITES, "run.toml", "run.out=peer", 'sync.levels=[{graph="one_peer_exponential",every=2,after=5}]'),
             (SITES, "run.toml", "run.out=refused", f"sync.levels={REFUSED[0][0]}"),
-            (SITES, "evaluate", "whole"),
+            (2, "evaluate", "whole"),
             *((n, "run.toml", f"run.out=cut{i}", "mesh.site=2", "train.steps=8", "train.micro_batches=4", RING, *keys)
               for i, (n, *keys) in enumerate(CUTS))]
     return folder, many(folder, *runs, timeout=120)

@@ -132,7 +132,7 @@ def test_results_count_less_the_later_they_are() -> None:
     goal, weights, seconds = np.array([3.0, -1.0, 2.0, 5.0]), [0.1, 0.4, 0.3, 0.2], [5.0, 1.0, 2.0, 1.5]
     turns = [Seated(k, k, weight, 1) for k, weight in enumerate(weights)]
     link = SimpleNamespace(rank=0, size=1, finish=lambda: None)
-    paced: Any = SimpleNamespace(link=link, policy=SimpleNamespace(step=0), rate=0.5, owner=lambda seat: 0,
+    paced: Any = SimpleNamespace(link=link, policy=SimpleNamespace(step=0), rate=0.5,
                                  pace=Pace(3, 2, 8, 0.5), order_of=lambda round, turns: Clock(seconds))
     server = Server(paced, turns, np.zeros(1))
     server.run(lambda one, start: one.weight * 0.7 * (start - goal[one.worker]))

@@ -36,6 +36,7 @@ class Neighbours(Level):
     def __init__(self, policy: Policy, graph: Proved, *, every: int = 1, after: int = 0):
         super().__init__(policy)
         self.graph, self.every, self.after = graph, every, after
+        policy.context.control.agree(graph.digest, f"the graph {graph.name} (SHA-256 of its rounds)")
         self.places, at = list[tuple[Segment, slice]](), 0
         for s in self.trained:
             self.places.append((s, slice(at, at + s.stop - s.start)))

@@ -1,15 +1,15 @@
 """Workers that do not wait for each other: a round whose results are applied one after the other, in the order of their arrival.
 
-    rank 0    parameters v0 --> v1 --> v2 ...      starts turns from the newest version, applies what arrives (arrivals.py),
-                  |      ^ delta                   and trains its own workers meanwhile, a local step at a time
-    rank r    v0 -+----->+                         trains the workers on its seats, in the order of their start
+    rank 0    parameters v0 --> v1 --> v2 ...      gives workers and the newest version to the rank that has least to do, applies
+                  |      ^ delta                   what arrives (arrivals.py), and trains workers meanwhile
+    rank r    v0 -+----->+                         trains the workers that it is given
 
     buffer of K results     v <- v - rate / K sum_k (1 + s_k)^-discount w_k (theta_start,k - theta_k)
 
 FedBuff (Nguyen et al., 2022), and with K = 1 the delta form of FedAsync (Xie, Koyejo, Gupta, 2019). w_k is a worker's weight,
 1 in the mean over the round, and s_k the versions that were made while it trained. A round ends when all its turns have arrived,
 and only then do all ranks have the parameters: nothing is under way in a checkpoint. With the order of a clock or of a record
-the result is a function of that order alone, on any number of ranks.
+the result is a function of that order alone, on any number of ranks, whoever trains whom.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from mpitrain.data.rounds import Rounds, Turn
 from mpitrain.parallel.workers.local import LocalTraining
 from mpitrain.parallel.workers.tallies import RoundTallies
 from mpitrain.schedules.arrivals import Arrival, Order, Pace, Player, Round
-from mpitrain.schedules.microtree import share
 
 if TYPE_CHECKING:
     from mpitrain.comm.messages.link import Link, Message
+
+
+NUMBER, START, RESULT = range(3)         # Tags of messages; a result's is that and the number of its turn.
+OVER = -1                                # Instead of the number of a turn.
 
 
 class Seated(NamedTuple):
@@ -42,37 +45,33 @@ class Seated(NamedTuple):
 
 
 def seated(rounds: Rounds, round: int) -> list[Seated]:
-    """The turns of a round, in the order in which they start: seats in the order of their reversed bits, so that the first few
-    are spread over the ranks, however many there are."""
+    """The turns of a round, in the order in which they start."""
     arrived = rounds.draw.arrived(round)
-    weights, bits = rounds.weights(arrived), max(rounds.seats - 1, 1).bit_length()
-    found = [(number, int(f"{seat:0{bits}b}"[::-1], 2), place, seat) for seat, places in enumerate(rounds.seated(len(arrived)))
-             for number, place in enumerate(places)]
-    return [Seated(int(arrived[place]), seat, float(weights[place]), rounds.local.count(int(rounds.sizes[arrived[place]])))
-            for *_, place, seat in sorted(found)]
+    weights, steps = rounds.weights(arrived), [rounds.local.count(int(rounds.sizes[worker])) for worker in arrived]
+    return [Seated(int(arrived[place]), seat, float(weights[place]), steps[place])
+            for seat, places in enumerate(rounds.seated(len(arrived))) for place in places]
 
 
 class Paced(LocalTraining):
-    """The round of a rank. `order_of(round, turns)` says who arrives when, `link` connects the ranks of the seats, and `rate` is
-    that of the parameters' changes."""
+    """The round of a rank. `order_of(round, turns)` says who arrives when, `turn_of(round, one)` reads the rows of a worker,
+    `link` connects the ranks, and `rate` is that of the parameters' changes."""
 
-    def __init__(self, *pipeline: Any, rounds: Rounds, pace: Pace, order_of: Callable[[int, Sequence[Seated]], Order], link: Link,
-                 rate: float, **options: Any):
+    def __init__(self, *pipeline: Any, rounds: Rounds, pace: Pace, order_of: Callable[[int, Sequence[Seated]], Order],
+                 turn_of: Callable[[int, Seated], Turn], link: Link, rate: float, **options: Any):
         super().__init__(*pipeline, rounds=rounds, **options)
-        self.pace, self.order_of, self.link, self.rate, self.rounds = pace, order_of, link, rate, rounds
+        self.pace, self.order_of, self.turn_of, self.link, self.rate, self.rounds = pace, order_of, turn_of, link, rate, rounds
         self.tallies = self.paced = PacedTallies(self.stage, rounds, self.deltas, self.tallies.bytes_of_each)
         self.found: list[dict[str, Any]] = []                 # Rank 0: the arrivals of the last round, a line of the record each.
         self._server: Server | None = None
 
     def _take_turns(self, turns: Sequence[Turn], lr: float, losses: np.ndarray[Any, Any]) -> None:
         everyone = seated(self.rounds, self.policy.step)
-        mine = {turn.worker: turn for turn in turns}
         begun = self.values.copy()
 
         def train(one: Seated, start: Array) -> Array:
             """The weighted delta of a worker that begins at `start`."""
             self.start[...] = start
-            turn, weighted = mine[one.worker], np.empty_like(start)
+            turn, weighted = self.turn_of(self.policy.step, one), np.empty_like(start)
             with self.span("compute", f"worker {one.worker}"):
                 losses[one.seat] += one.weight * self._train(turn, lr)
                 self.deltas.add(turn, self.delta, weighted, first=True)
@@ -80,7 +79,7 @@ class Paced(LocalTraining):
 
         if self.link.rank:
             self._answer(everyone, train)
-        elif everyone:
+        else:
             self._server = server = Server(self, everyone, begun)
             server.run(train)
             self._server = None
@@ -94,17 +93,17 @@ class Paced(LocalTraining):
         if self._server is not None:
             self._server.advance()
 
-    def owner(self, seat: int) -> int:
-        """The rank of a seat."""
-        n = self.link.size
-        return next(rank for rank in range(n) if share(rank, n, self.rounds.seats)[1] > seat)
-
     def _answer(self, everyone: Sequence[Seated], train: Callable[[Seated, Array], Array]) -> None:
-        for k, one in enumerate(everyone):
-            if self.owner(one.seat) == self.link.rank:
-                start = self.link.receive(self.values.shape, self.values.dtype, 0, 2 * k, f"the parameters of turn {k}")
-                start.wait()
-                self.link.send(train(one, start.array), 0, 2 * k + 1, f"the result of turn {k}")
+        """Trains what rank 0 asks for, until it says that the round is over."""
+        while True:
+            asked = self.link.receive((1,), np.int64, 0, NUMBER, "the number of a turn")
+            asked.wait()
+            k = int(asked.array[0])
+            if k == OVER:
+                break
+            start = self.link.receive(self.values.shape, self.values.dtype, 0, START, f"the parameters of turn {k}")
+            start.wait()
+            self.link.send(train(everyone[k], start.array), 0, RESULT + k, f"the result of turn {k}")
         self.link.finish()
 
 
@@ -115,6 +114,8 @@ class Server:
         self.paced, self.everyone, self.theta = paced, everyone, begun.copy()
         self.lines: list[dict[str, Any]] = []
         self._sum, self._count = np.zeros_like(begun), 0
+        self._busy = [0] * paced.link.size                    # The turns that each rank has been given, and not ended.
+        self._rank_of: dict[int, int] = {}
         self._own: dict[int, Array] = {}                      # Turns of this rank that have started, and not begun to train.
         self._coming: dict[int, Message] = {}
         self._there: dict[int, Array] = {}                    # Results of this rank.
@@ -131,6 +132,8 @@ class Server:
             else:
                 self.paced.link.progress.progress()
                 os.sched_yield()
+        for rank in range(1, self.paced.link.size):
+            self._ask(rank, OVER)
         self.paced.link.finish()
 
     def advance(self) -> bool:
@@ -138,18 +141,25 @@ class Server:
         return self.player.advance(self._landed)
 
     def _start(self, k: int) -> None:
-        owner, link = self.paced.owner(self.everyone[k].seat), self.paced.link
-        if owner == link.rank:
+        link = self.paced.link
+        rank = self._rank_of[k] = min(range(link.size), key=lambda rank: (self._busy[rank], rank == 0))
+        self._busy[rank] += 1
+        if rank == 0:
             self._own[k] = self.theta.copy()
             return
-        self._coming[k] = link.receive(self.theta.shape, self.theta.dtype, owner, 2 * k + 1, f"the result of turn {k}")
-        link.send(self.theta.copy(), owner, 2 * k, f"the parameters of turn {k}")
+        self._coming[k] = link.receive(self.theta.shape, self.theta.dtype, rank, RESULT + k, f"the result of turn {k}")
+        self._ask(rank, k)
+        link.send(self.theta.copy(), rank, START, f"the parameters of turn {k}")
+
+    def _ask(self, rank: int, k: int) -> None:
+        self.paced.link.send(np.array([k], np.int64), rank, NUMBER, "the number of a turn")
 
     def _landed(self, k: int) -> bool:
         return k in self._there or (k in self._coming and self._coming[k].test())
 
     def _take(self, arrival: Arrival, new: bool) -> None:
         k = arrival.turn
+        self._busy[self._rank_of[k]] -= 1
         result: Array = self._there.pop(k) if k in self._there else self._coming.pop(k).array
         result *= result.dtype.type(arrival.factor * len(self.everyone))
         self._sum += result

@@ -16,8 +16,9 @@ from typing import Any
 
 from mpitrain.config import Config
 from mpitrain.config.messages import written
+from mpitrain.data import Loader, MicroBatch
 from mpitrain.data.keyed import key
-from mpitrain.data.rounds import Rounds
+from mpitrain.data.rounds import RoundLoader, Rounds
 from mpitrain.errors import ConfigError, MissingError
 from mpitrain.optim.outer import Average
 from mpitrain.parallel.pipeline.runner import Pipeline
@@ -31,6 +32,13 @@ from mpitrain.train.observers.arrivals import ArrivalsFile
 from mpitrain.train.observers.observer import Observer
 
 SIMULATED, RECORDED = "simulated", "recorded"
+
+
+class PacedLoader(RoundLoader):
+    """Reads nothing ahead: which rank trains whom is found out in the round."""
+
+    def load(self, step: int) -> list[MicroBatch]:
+        return []
 
 
 class PacedFederation(Federation):
@@ -54,9 +62,18 @@ class PacedFederation(Federation):
             return Clock([speed(seed, one.worker, w.spread) * one.steps for one in turns])
         return AsTheyCome() if w.arrival == RECORDED else Tape(self.tape[round])
 
+    def loader(self, kind: Any) -> Any:
+        return self.turns_ahead
+
+    def turns_ahead(self, *arguments: Any, **options: Any) -> Loader:
+        """The loader, which the pipeline asks for single turns."""
+        self.reads = PacedLoader(*arguments, **options)
+        return self.reads
+
     def turns(self, *arguments: Any, **options: Any) -> Pipeline:
         self.made = Paced(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
                           clip_norm=self.config.optimizer.clip_norm, pace=self.pace, order_of=self.order_of, rate=self.rate,
+                          turn_of=lambda round, one: self.reads.turn(round, one.seat, one.worker, one.weight),
                           link=self.policy.mesh.link(REPLICAS, "turns"), **options)
         return self.made
 
