@@ -21,8 +21,8 @@ LARGEST_BUCKET_MB = 1 << 20              # a TiB: more than any model, and a num
 LAYOUT = 'train.reproducible = "layout"'
 LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micro_batches": 0, "train.threads": 0,
          "train.eval_every": 0, "train.copy_every": 0, "data.stride": 1, "data.workers": 0, "mesh.pp": 1, "mesh.dp": 0,
-         "mesh.ep": 1, "mesh.site": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0, "checkpoint.keep": 1,
-         "optimizer.warmup_steps": 0, "run.seed": 0, "lora.rank": 0,
+         "mesh.ep": 1, "mesh.site": 1, "mesh.cp": 1, "mesh.tp": 1, "mesh.chunks": 1, "log.every": 1, "checkpoint.every": 0,
+         "checkpoint.keep": 1, "optimizer.warmup_steps": 0, "run.seed": 0, "lora.rank": 0,
          "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1, "shrink.least": 0,
          "stop.patience": 0, "average.start": 0, "average.every": 1, "data.length": 0, "data.horizon": 1,
          "comm.compress_after": 0, "workers.count": 0, "workers.in_flight": 1, "workers.buffer": 1, "workers.staleness": 0}

@@ -29,6 +29,7 @@ from mpitrain.parallel.levels.rounds import Rounds
 
 if TYPE_CHECKING:
     from mpitrain.comm.work import Work
+    from mpitrain.parallel.levels.coded import Coded
     from mpitrain.parallel.policies.policy import Policy
 
 

@@ -167,8 +167,8 @@ class Privacy(Extension):
         if self.numbers is None:
             policy.deltas = PrivateDeltas(self.rounds.seats, mechanism)
         else:
-            policy.deltas = secure = SecureDeltas(self.rounds.seats, mechanism, channel=channel, rounds=self.rounds, own_seats=seats,
-                                                  numbers=self.numbers, threshold=p.threshold, tell=lambda text: self.tell(text))
+            policy.deltas = secure = SecureDeltas(self.rounds.seats, mechanism, channel=channel, rounds=self.rounds,
+                                                  own_seats=seats, numbers=self.numbers, threshold=p.threshold, tell=lambda text: self.tell(text))
             secure.length = policy.layout.size
 
     def pipeline(self, kind: Any) -> Any:
@@ -187,8 +187,8 @@ class Privacy(Extension):
         if not resumed:
             return                                            # Steps that are done again are spent again.
         if "privacy" not in found.meta:
-            raise ConfigError("the checkpoint is of a run without [privacy], whose steps have told of every row: no epsilon would "
-                              "hold; start a run of its own")
+            raise ConfigError("the checkpoint is of a run without [privacy], whose steps have told of every row: no epsilon "
+                              "would hold; start a run of its own")
         take("what it has spent of privacy", self.go_on_from, found.meta["privacy"], found)
 
     def told(self) -> dict[str, float]:
@@ -245,8 +245,8 @@ class Privacy(Extension):
 
 def refuse_without() -> None:
     """ConfigError for a run without [privacy] that goes on from one with it."""
-    raise ConfigError("the checkpoint is of a run with [privacy], whose epsilon would not hold for steps without; give privacy as "
-                      "it was, or start a run of its own from it with model.init_from")
+    raise ConfigError("the checkpoint is of a run with [privacy], whose epsilon would not hold for steps without; give privacy "
+                      "as it was, or start a run of its own from it with model.init_from")
 
 
 def make_accountant(config: Config) -> Accountant:
