@@ -168,7 +168,8 @@ class Privacy(Extension):
             policy.deltas = PrivateDeltas(self.rounds.seats, mechanism)
         else:
             policy.deltas = secure = SecureDeltas(self.rounds.seats, mechanism, channel=channel, rounds=self.rounds,
-                                                  own_seats=seats, numbers=self.numbers, threshold=p.threshold, tell=lambda text: self.tell(text))
+                                                  own_seats=seats, numbers=self.numbers, threshold=p.threshold,
+                                                  tell=lambda text: self.tell(text))
             secure.length = policy.layout.size
 
     def pipeline(self, kind: Any) -> Any:
