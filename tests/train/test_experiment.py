@@ -36,7 +36,7 @@ def test_the_classes_are_those_of_the_page() -> None:
     page = (Path(__file__).parents[2] / "docs/reproducibility.md").read_text()
     for key in ROWS | ARITHMETIC:
         section = key.partition(".")[0]
-        whole = section in ("model", "optimizer", "shrink", "lora", "distil", "average")
+        whole = section in ("model", "optimizer", "shrink", "lora", "distil", "average", "privacy")
         assert f"`{key}`" in page or (whole and f"`{section}.*`" in page), key
 
 

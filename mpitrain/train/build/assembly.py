@@ -24,7 +24,6 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
 from mpitrain.checkpoint.saver import Saver
 from mpitrain.checkpoint.state import State
-from mpitrain.checkpoint.workers import refuse_apart
 from mpitrain.comm.job import guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
@@ -127,6 +126,7 @@ class Job:
 
     def _restore(self, found: Checkpoint, *, resumed: bool = False) -> None:
         if not any(part.restore(self.state, found) for part in self.parts):
+            from mpitrain.checkpoint.workers import refuse_apart  # a run that begins needs none of it
             refuse_apart(found)
             self.state.restore(found)
             self.context.start_alike(self.state.arrays())
