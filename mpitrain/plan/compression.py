@@ -8,9 +8,9 @@ from typing import NamedTuple
 from mpitrain.comm.messages.prepare import make_plan
 from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.config import Config
-from mpitrain.parallel.compress.channel import pieces_of
 from mpitrain.parallel.compress.check import check_compressor
 from mpitrain.parallel.compress.compressor import Compressor, Make, make_compressor
+from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.parallel.compress.programs import program_of
 from mpitrain.placement.place import Placement
 from mpitrain.schedules.collectives import choose

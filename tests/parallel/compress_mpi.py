@@ -16,8 +16,9 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.shared.node import Node
-from mpitrain.parallel.compress.channel import CompressedSum, pieces_of
+from mpitrain.parallel.compress.channel import CompressedSum
 from mpitrain.parallel.compress.compressor import OWNER, Gathered, Linear, Make, Packed, State, make_compressor
+from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 

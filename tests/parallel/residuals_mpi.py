@@ -97,7 +97,7 @@ def test_so_it_has_between_nodes(comm: Any, folder: Path, text: str) -> None:
     assert whole == resumed and not said
 
 
-@pytest.mark.parametrize("mesh", [{"pp": 2}, {"tp": 2}], ids=["pp", "tp"])
+@pytest.mark.parametrize("mesh", [{"pp": 2}, {"tp": 2}, {"cp": 2}], ids=["pp", "tp", "cp"])
 @pytest.mark.parametrize("text", ["int8", "powersgd:2"])
 def test_so_it_has_where_the_model_is_cut(comm: Any, folder: Path, text: str, mesh: dict[str, int]) -> None:
     if comm.size != 4:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from launch import mpirun
+from launch import ROOT, mpirun
 from runs import SMALL, lines, ok, record, refused, start, steps, write
 from standing import train
 
@@ -126,6 +130,20 @@ def test_a_run_without_it_imports_none_of_it(config: Path) -> None:
         "try:\n    main()\nfinally:\n"
         "    print('found', [n for n in sys.modules if 'compress' in n and n.startswith('mpitrain') or 'residuals' in n])\n")
     assert "found []" in ok(mpirun(2, "alone.py", cwd=config.parent)).out
+
+
+def test_inspect_needs_no_mpi_for_it(config: Path) -> None:
+    program = ("import sys; from pathlib import Path; from mpitrain.plan.inspect import inspect; "
+               "list(inspect(Path('run.toml'), ['comm.compress=int8'], ranks=2)); assert 'mpi4py' not in sys.modules")
+    subprocess.run([sys.executable, "-c", program], cwd=config.parent, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+
+
+def test_the_compressor_of_the_documentation_trains(config: Path) -> None:
+    block, = re.findall(r"```python\n(import numpy.*?class Half.*?)```", (ROOT / "docs/compression.md").read_text(), re.DOTALL)
+    (config.parent / "half.py").write_text(block)
+    done = ok(train(2, config, "comm.compress=half.py:Half", *FORCED))
+    assert "gradients travel as half.py:Half between 2 ranks: " in done.out
+    assert steps(config.parent / "runs/run")[-1]["loss"] < 1.8
 
 
 @pytest.mark.promise("A1")

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
-
-from mpi4py import MPI
 
 if TYPE_CHECKING:
     from mpitrain.comm.messages.channel import Channel
 
 
 class Meter:
-    """Bytes and messages that this rank has posted on one communicator since the start; `abroad`: of those, to other hosts."""
+    """Bytes and messages that a rank has posted on one communicator since the start; `abroad`: of the bytes, to other hosts."""
 
-    def __init__(self, hosts: Sequence[int] = ()):
-        self.hosts = list(hosts)                              # of each rank of the communicator, by its lowest rank
+    def __init__(self) -> None:
         self.sent = self.abroad = self.messages = 0
 
     def count(self, nbytes: int, away: bool) -> None:
@@ -25,21 +23,26 @@ class Meter:
             self.abroad += nbytes
 
 
-class MeteredComm(MPI.Intracomm):
-    """The same communicator; `Isend` is counted. Others of its ranks need not count."""
+@cache
+def _counting() -> Any:
+    """The class of communicators that count. MPI starts when it is imported, which is for others to decide."""
+    from mpi4py import MPI
 
-    meter: Meter
-    _away: list[bool]
+    class Counting(MPI.Intracomm):
+        meter: Meter
+        away: list[bool]                                      # of each rank, whether it is on another host
 
-    def Isend(self, buf: Any, dest: int, tag: int = 0) -> MPI.Request:
-        self.meter.count(buf.nbytes, self._away[dest])
-        return super().Isend(buf, dest, tag)
+        def Isend(self, buf: Any, dest: int, tag: int = 0) -> Any:
+            self.meter.count(buf.nbytes, self.away[dest])
+            return super().Isend(buf, dest, tag)
+
+    return Counting
 
 
 def metered(channel: Channel, hosts: Sequence[int]) -> Meter:
-    """Counts what `channel` sends from now on; `hosts` has a number for the host of each of its ranks."""
-    comm = MeteredComm(channel.comm)
-    comm.meter = Meter(hosts)
-    comm._away = [host != hosts[channel.rank] for host in hosts]
+    """Counts what `channel` sends from now on; `hosts` has a number for the host of each of its ranks. Others need not count."""
+    comm = _counting()(channel.comm)
+    comm.meter, comm.away = Meter(), [host != hosts[channel.rank] for host in hosts]
     channel.comm = comm
-    return comm.meter
+    meter: Meter = comm.meter
+    return meter

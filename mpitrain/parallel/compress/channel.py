@@ -10,7 +10,6 @@ which each rank has a slice, a rank in the second.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -27,13 +26,12 @@ from mpitrain.comm.messages.prepare import Landed, Prepared, make_plan
 from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.work import Collective, Work
-from mpitrain.nn import FlatLayout, Parameter, Segment
+from mpitrain.nn import FlatLayout, Parameter
 from mpitrain.parallel.compress.compressor import Compressor, Make, Piece, State, block_bounds
 from mpitrain.parallel.compress.exchange import Clock, CodedWork, Exchange, steps_of
+from mpitrain.parallel.compress.pieces import overlapping, pieces_of
 from mpitrain.parallel.compress.programs import cut_evenly
 from mpitrain.placement.buckets import Bucket
-
-PADDING = "padding"                                           # the name of what lies between parameters
 
 
 class Part(NamedTuple):
@@ -208,23 +206,3 @@ class CompressedSum:
             state[key] = flat[start:start + compressor.length]
         compressor.begin(state)
         return state
-
-
-def pieces_of(segments: Sequence[Segment], start: int, stop: int) -> list[Piece]:
-    """The parts of parameters in elements [start, stop) of a flat array, whose positions count from `start`. The zeros between
-    two parameters are a piece of their own, so that they are in no block of numbers."""
-    found: list[Piece] = []
-    for segment in overlapping(segments, start, stop):
-        low, high = max(start, segment.start), min(stop, segment.stop)
-        if low < high:
-            at = found[-1].stop if found else 0
-            if gap := low - start - at:
-                found.append(Piece(PADDING, at, at + gap, 0, (gap,)))
-            found.append(Piece(segment.name, low - start, high - start, low - segment.start, tuple(segment.shape)))
-    return found
-
-
-def overlapping(segments: Sequence[Segment], start: int, stop: int) -> Sequence[Segment]:
-    """Those of `segments`, in order, that may have elements in [start, stop)."""
-    starts = [segment.start for segment in segments]
-    return segments[max(0, bisect_right(starts, start) - 1):bisect_left(starts, stop)]

@@ -9,8 +9,9 @@ from mpitrain.comm.messages.algorithms import hosts_of
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.config import Config
 from mpitrain.nn import FlatLayout
-from mpitrain.parallel.compress.channel import CompressedSum, pieces_of
+from mpitrain.parallel.compress.channel import CompressedSum
 from mpitrain.parallel.compress.compressor import CompressError, make_compressor
+from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.placement.buckets import Bucket
 
 MIB = 2**20

@@ -47,6 +47,7 @@ class Compression(Observer):
         self._steps = 0                                       # since the last line
         self._dense = 0                                       # bytes that would have been sent in these
         self._before = self._totals()
+        self._told: dict[str, float] = {}                     # the numbers of the last line
         self._compared = 0                                    # compressed steps that the comparison has seen
 
     def begin(self, run: Watched) -> None:
@@ -57,9 +58,11 @@ class Compression(Observer):
         self._dense += self.sum.dense_bytes
         if self.sum.compares and step > self.sum.after and self._compared < LOOKED:
             self._compare()
-        self.more.clear()
-        if self.plan.logs(step):
-            self.more.update(self._numbers(fields))
+        for name in self._told:
+            self.more.pop(name, None)
+        self._told = self._numbers(fields) if self.plan.logs(step) else {}
+        self.more.update(self._told)
+        if self._told:
             self._steps, self._dense, self._before = 0, 0, self._totals()
 
     def _totals(self) -> np.ndarray[Any, Any]:
