@@ -9,8 +9,8 @@ from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.config import Config
 from mpitrain.optim import Optimizer
 from mpitrain.parallel.compress.blocks import OneBit
-from mpitrain.parallel.compress.channel import pieces_of
 from mpitrain.parallel.compress.compressor import Make, Packed, make_compressor
+from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.parallel.compress.slices import Cut
 from mpitrain.placement.place import Placement
 from mpitrain.plan.compression import MIB, cost_of, residual_bytes

@@ -17,8 +17,9 @@ from mpitrain.kernels import compress as kernels
 from mpitrain.nn import FlatLayout
 from mpitrain.optim.one_bit import LOCAL, PACKED
 from mpitrain.parallel.compress.blocks import OneBit
-from mpitrain.parallel.compress.channel import PADDING, CompressedSum
+from mpitrain.parallel.compress.channel import CompressedSum
 from mpitrain.parallel.compress.compressor import Compressor, Host, Make, Message, Piece, State
+from mpitrain.parallel.compress.pieces import PADDING
 from mpitrain.placement.buckets import Bucket
 
 

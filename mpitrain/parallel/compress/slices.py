@@ -25,9 +25,10 @@ from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.comm.messages.program import MESSAGE_BYTES, Stage
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature
 from mpitrain.comm.work import Collective, Work
-from mpitrain.parallel.compress.channel import CompressedSum, Part, pieces_of
+from mpitrain.parallel.compress.channel import CompressedSum, Part
 from mpitrain.parallel.compress.compressor import OWNER, Compressor, Make, Packed, State
 from mpitrain.parallel.compress.exchange import Clock, Exchange
+from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.parallel.compress.programs import ARRIVED, VALUES, WIRE, Memory, Program, framed, rounds_of, seen
 from mpitrain.placement.buckets import Bucket
 from mpitrain.placement.shards import Shards

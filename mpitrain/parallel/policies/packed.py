@@ -8,10 +8,10 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.comm.work import Work
 from mpitrain.config import Config
-from mpitrain.parallel.compress.channel import pieces_of
 from mpitrain.parallel.compress.choose import several_nodes
 from mpitrain.parallel.compress.compressor import Packed, make_compressor
 from mpitrain.parallel.compress.exchange import Clock
+from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.parallel.compress.slices import PackedGather
 from mpitrain.parallel.policies.node_copy import NodeCopy
 from mpitrain.placement.shards import Shards, Unit
