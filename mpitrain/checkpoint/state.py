@@ -59,9 +59,9 @@ class State:
         self.kept: list[Kept | Values] = [self.parameters, self.buffers]
         if optimizer is not None:
             sliced = self.shards is not None
-            self.kept += [in_flat(f"optimizer/{one.kind}", one.storage, one.flat, sliced, one.among, one.shape)
+            self.kept += [in_flat(f"{optimizer.prefix}/{one.kind}", one.storage, one.flat, sliced, one.among, one.shape)
                           for one in optimizer.held()]
-            self.kept.append(Values("optimizer", lambda: {"steps": np.array(optimizer.steps), **optimizer.numbers},
+            self.kept.append(Values(optimizer.prefix, lambda: {"steps": np.array(optimizer.steps), **optimizer.numbers},
                                     partial(_take_numbers, optimizer)))
         if policy is not None and policy.loss_scale is not None and optimizer is not None:
             self.kept.append(Values("loss_scale", policy.loss_scale.record, policy.loss_scale.restore, exact=False))
@@ -76,8 +76,8 @@ class State:
 
     @property
     def _has_slices(self) -> bool:
-        """Whether this rank has only slices of the parameters."""
-        return self.policy is not None and self.policy.cuts_parameters
+        """Whether this rank has only slices of the parameters, of those that checkpoints hold."""
+        return self.policy is not None and (self.policy.cuts_parameters or self.policy.masters)
 
     @property
     def is_cut(self) -> bool:

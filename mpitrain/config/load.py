@@ -51,6 +51,8 @@ def made_config(tables: Mapping[str, Any], overrides: list[str], name: str) -> C
 
 def _load(source: Path, overrides: list[str], folder: Path) -> Config:
     tables = _read(source)
+    if isinstance(tables.get("sync"), list):                  # [[sync]], as often as there are levels; overrides name the key
+        tables["sync"] = {"levels": tables["sync"]}
     for name, table in tables.items():
         _section(name, table, source)        # the file by itself first: a message names the file or the command line, not both
     return _config(tables, overrides, source, folder)
@@ -120,6 +122,8 @@ def _apply(tables: dict[str, Any], override: str, all_keys: set[str]) -> None:
     except RecursionError:
         raise ConfigError(f"on the command line: {key}: {TOO_DEEP}") from None
     _section(section, {name: value}, None)
+    if isinstance(tables.get(section), list):            # [[sync]] of the file
+        tables[section] = {}
     tables.setdefault(section, {})[name] = value
     for one, other in (("steps", "epochs"), ("epochs", "steps")):      # the command line gives the run's length anew
         if key == f"train.{one}" and f"train.{other}" not in all_keys:

@@ -18,13 +18,21 @@ GRAPHS: Registry[Any] = Registry("graph")
 PARTITIONS: Registry[Any] = Registry("partition")
 CORRECTIONS: Registry[Any] = Registry("correction")
 ACCOUNTANTS: Registry[Any] = Registry("accountant")
-for _name, _place in {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:OneBit", "topk": "sparse:TopK",
-                      "randomk": "sparse:RandomK", "powersgd": "lowrank:PowerSGD"}.items():
-    COMPRESSORS.register_later(_name, f"mpitrain.parallel.compress.{_place}")
-for _registry, _places in ((OUTER, {"average": "Average", "nesterov": "Nesterov", "slowmo": "SlowMo", "fedavgm": "FedAvgM",
-                                    "fedadam": "FedAdam", "fedyogi": "FedYogi", "fedadagrad": "FedAdagrad"}),):
-    for _name, _class in _places.items():
-        _registry.register_later(_name, f"mpitrain.optim.outer:{_class}")
+OWN = {
+    COMPRESSORS: ("parallel.compress", {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:TwoMeans",
+                                        "topk": "sparse:TopK", "randomk": "sparse:RandomK", "powersgd": "lowrank:PowerSGD"}),
+    OUTER: ("optim", {"average": "outer:Average", "nesterov": "outer:Nesterov", "slowmo": "outer:SlowMo",
+                      "fedavgm": "outer:FedAvgM", "fedadam": "outer:FedAdam", "fedyogi": "outer:FedYogi",
+                      "fedadagrad": "outer:FedAdagrad"}),
+    GRAPHS: ("schedules", {name: f"graphs:{name}" for name in ("ring", "torus", "matching", "one_peer_exponential", "exponential",
+                                                               "complete", "random")}),
+    PARTITIONS: ("data", {"iid": "partitions:Iid", "shards": "partitions:Shards", "dirichlet": "partitions:Dirichlet",
+                          "sizes": "partitions:Sizes", "column": "partitions:ByColumn"}),
+    CORRECTIONS: ("parallel.workers", {"prox": "corrections:Prox", "scaffold": "scaffold:Scaffold"}),
+    ACCOUNTANTS: ("privacy", {"rdp": "accountant:RenyiAccountant"})}
+for _registry, (_package, _places) in OWN.items():
+    for _name, _place in _places.items():
+        _registry.register_later(_name, f"mpitrain.{_package}.{_place}")
 
 
 @dataclass(frozen=True)
@@ -38,16 +46,25 @@ class WorkersConfig:
     rows: str = "iid"                        # one of PARTITIONS, "dirichlet:0.1"; or the user's own, "file.py:name"
     each_round: int | str = 0                # clients drawn for a round, or "poisson:0.1"; 0: all
     drop: float = 0.0                        # share of those that do not answer
+    weights: Literal["rows", "equal"] = "rows"       # what a client's change counts in the mean: as many rows as it has, or 1
     correct: str = ""                        # one of CORRECTIONS, "prox:0.1"; or the user's own, "file.py:name"
+    arrival: str = ""                        # "": together; "simulated", "recorded", or a record to repeat, "arrivals.jsonl"
+    in_flight: int = 4                       # with arrival: workers that train at once
+    buffer: int = 1                          # results that change the parameters together
+    staleness: int = 8                       # most changes while a worker trains
+    discount: float = 0.5                    # a result s changes old counts (1 + s)^-discount
+    spread: float = 0.5                      # simulated: standard deviation of the logarithms of workers' speeds
 
 
 @dataclass(frozen=True)
 class PrivacyConfig:
     unit: Literal["none", "client", "sample"] = "none"       # whose presence is hidden
     clip: float = 1.0                        # largest norm of what one unit adds
-    noise: float | str = 0.0                 # standard deviation of the noise over clip; "seeded": for tests, not private
+    noise: float | str = 0.0                 # standard deviation of the noise over clip; "seeded:1.1": for tests, not private
     epsilon: float = 0.0                     # or: noise is found for this, at the end of the run
     delta: float = 1e-5
     accountant: str = "rdp"                  # one of ACCOUNTANTS
     secure: bool = False                     # ranks see masked integers of each other's clients, and their sum
+    sampling: Literal["poisson", "shuffle"] = "poisson"      # of rows; of clients, workers.each_round says it
+    by_row: bool = False                     # each row is a micro-batch, also where norms of rows follow from whole batches
     threshold: float = 0.6                   # share of clients that must answer for the sum to be unmasked

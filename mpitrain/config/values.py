@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from mpitrain.config.messages import Refusal, toml, written
+from mpitrain.config.private import privacy
 from mpitrain.config.sections import POLICIES, SECTIONS, CommConfig, Config, keys_of
 from mpitrain.config.shrink_sections import PRUNERS
 from mpitrain.config.shrinking import SHRINKING
@@ -24,10 +25,10 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "optimizer.warmup_steps": 0, "run.seed": 0, "lora.rank": 0,
          "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1, "shrink.least": 0,
          "stop.patience": 0, "average.start": 0, "average.every": 1, "data.length": 0, "data.horizon": 1,
-         "comm.compress_after": 0, "workers.count": 0}
+         "comm.compress_after": 0, "workers.count": 0, "workers.in_flight": 1, "workers.buffer": 1, "workers.staleness": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s",
-                "stop.min_delta")
+                "stop.min_delta", "workers.discount", "workers.spread")
 WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"], WORDS["shrink.prune"] = POLICIES, ("", *PRUNERS)
@@ -89,7 +90,7 @@ def lists(config: Config) -> Iterator[Refusal]:
     if isinstance(t.recompute, int) and t.recompute < 0:
         yield (f"train.recompute must be true, false, a number of blocks, 0 or more, or names of blocks, found {t.recompute}",
                ("train.recompute",))
-    if t.micro_batches > t.batch_size:
+    if t.micro_batches > t.batch_size and not config.workers.count and config.privacy.unit == "none":
         yield (f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size",
                ("train.micro_batches", "train.batch_size"))
 
@@ -125,6 +126,9 @@ def one_thread(config: Config) -> Iterator[Refusal]:
     if t.reproducible == "layout" and t.threads > 1:
         yield (f"{LAYOUT} needs one BLAS thread a rank, found train.threads = {t.threads}; set it to 0 or 1",
                ("train.reproducible", "train.threads"))
+    if config.workers.count and t.threads > 1:
+        yield (f"[workers] needs one BLAS thread a rank, so that a worker has the same bits wherever it is, found "
+               f"train.threads = {t.threads}; set it to 0 or 1", ("workers.count", "train.threads"))
     if t.precision == "bfloat16" and t.device != "gpu" and t.threads > 1:
         yield (f'train.precision = "bfloat16" computes on one thread a rank, found train.threads = {t.threads}; set it to 0 or 1 '
                "and start a rank per core", ("train.precision", "train.threads"))
@@ -179,7 +183,7 @@ def times(config: Config) -> Iterator[Refusal]:
 
 
 VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, inputs, averages, words, one_thread, finite, times,
-          *SHRINKING)
+          privacy, *SHRINKING)
 
 
 def _is_finite(value: Any) -> bool:

@@ -8,13 +8,12 @@ from mpitrain.comm.messages.prepare import make_plan
 from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.config import Config
 from mpitrain.config.levels import Level as Table
-from mpitrain.config.levels import levels_of
+from mpitrain.config.levels import levels_of, make_outer
 from mpitrain.nn import FlatLayout
-from mpitrain.optim.outer import make_outer
 from mpitrain.parallel.compress.compressor import Make, Piece, make_compressor
 from mpitrain.parallel.compress.programs import program_of
 from mpitrain.parallel.levels.fragments import fragments_of
-from mpitrain.parallel.levels.plan import Planned, describe, trained
+from mpitrain.parallel.levels.plan import Planned, describe, prove, trained
 from mpitrain.placement.place import Placement
 from mpitrain.schedules.collectives import choose
 
@@ -30,6 +29,9 @@ def level_bytes(config: Config, p: Placement) -> int:
     size, travels = (-(-n // cut) for n in (layout.size, sum(_fragments(layout, {}, 1))))
     if table.what == "gradients":
         return layout.dtype.itemsize * (table.delay + 1) * travels
+    if table.graph:
+        graph = prove(config, table, p.grid.n_sites)
+        return (1 + graph.slots) * (layout.dtype.itemsize * travels + graph.tail) + layout.dtype.itemsize * travels * (table.after > 0)
     states = make_outer(table.outer, table.lr, table.arguments, config.folder).states
     left_out = len(make_compressor(table.compress, config.folder)((), p.grid.n_sites).states()) if table.compress else 0
     return layout.dtype.itemsize * ((1 + len(states)) * size + (1 + left_out + (table.after > 0)) * travels)
@@ -43,6 +45,10 @@ def level_lines(config: Config, stages: Sequence[Placement], planned: Planned) -
     for p in stages:
         layout = p.layout()
         dense = sum(_posted(n, length, layout.dtype.itemsize) for length in _fragments(layout, {}, 1))
+        if planned.graph is not None:
+            row = sum(_fragments(layout, {}, 1)) * layout.dtype.itemsize + planned.graph.tail
+            costs.append(((HEADER_BYTES + planned.graph.sent * row) / planned.rounds.every, dense))
+            continue
         costs.append((_sent(config, table, layout, fragment_of, n) / planned.rounds.every, dense))
     sent, dense = max(costs)
     mib = max(level_bytes(config, p) for p in stages) / MIB

@@ -2,7 +2,7 @@
 
     parameters    of this rank's stage, or its slices of them
     gradients     their sums: as many as exist at once while micro-batches are added up, or slices
-    optimizer     its state; `offloaded` if that lies elsewhere
+    optimizer     its state; `offloaded` if that lies elsewhere; of a federation also all that workers have beside the parameters
     copies        of the parameters, or of slices of them, beside those: the mean of [average], the weights of shrink.rewind
     residuals     of compressed gradients
     levels        start values and outer states of sites, and what travels between them
@@ -47,13 +47,14 @@ BETWEEN = 8                                  # free blocks that fit no array tak
 
 
 def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
-             offload: str = "none", copies: int = 0, residuals: Callable[[Placement], int] = lambda p: 0,
+             offload: str = "none", copies: int = 0, of_workers: int = 0, residuals: Callable[[Placement], int] = lambda p: 0,
              levels: Callable[[Placement], int] = lambda p: 0) -> Forecast:
     """The forecast of a run of `p`, whose model is used up here, on the first rank of each stage. Needs no MPI.
 
     `sample` is a host row (x, y); `optimizer(storage)` makes one, whose state `offload` may keep elsewhere.
-    `copies` is how many of the weights are kept, `residuals(placement)` the bytes of what compressed gradients leave out,
-    and `levels(placement)` those that sites keep to meet others.
+    `copies` is how many of the weights are kept, `of_workers` how many arrays of their size a federation's workers have,
+    `residuals(placement)` the bytes of what compressed gradients leave out, and `levels(placement)` those that sites keep to
+    meet others.
     """
     if p.grid.shares_layers:
         from mpitrain.parallel.layers.join import alone
@@ -62,7 +63,7 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
     stages = [p.at_stage(index) for index in range(p.stage.n_stages)]
     layouts = [stage.layout() for stage in stages]
     tried = optimizer(probe())
-    kept = [_kept(stage, layout, tried, offload, copies)._replace(residuals=residuals(stage), levels=levels(stage))
+    kept = [_kept(stage, layout, tried, offload, copies, of_workers)._replace(residuals=residuals(stage), levels=levels(stage))
             for stage, layout in zip(stages, layouts)]
     others = [_on_their_way(stage, layout) for stage, layout in zip(stages, layouts)]
     if p.part is not None:
@@ -81,20 +82,30 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
                     kept_for_a_row=kept_for_a_row)
 
 
-def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: float = 1.0) -> Forecast:
+def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: float = 1.0, masters: bool = True) -> Forecast:
     """The memory of a run of `placed` by its configuration; the first training row is the sample. A rank has that `share` of a
-    worker that compresses gradients."""
+    worker that compresses gradients, and with `masters`, slices of float32 apart from parameters that are rounded."""
     more: dict[str, Any] = {}
-    if config.comm.compress:
+    sends = make_optimizer(config, probe()).sends
+    if config.comm.compress or sends:
         from mpitrain.plan.compression import residual_bytes
-        more["residuals"] = partial(residual_bytes, config, share=share)
+        more["residuals"] = partial(residual_bytes, config, share=share, text="onebit" if sends else "")
     if config.sync.levels:
         from mpitrain.plan.levels import level_bytes
         more["levels"] = partial(level_bytes, config)
     copies = (config.average.kind != "none") + bool(config.shrink.prune and config.shrink.rewind != "never")
+    copies += bool(config.comm.compress_parameters and masters and placed.kind in ("optimizer", "gradients"))
     return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens, inputs), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
-                    offload=config.optimizer.offload, copies=copies, **more)
+                    offload=config.optimizer.offload, copies=copies, of_workers=of_workers(config, placed), **more)
+
+
+def of_workers(config: Config, placed: Placement) -> int:
+    """How many arrays of the parameters' size workers on a rank, and the outer rule, have."""
+    if not config.workers.count:
+        return 0
+    from mpitrain.train.build.federation import arrays_of  # few runs are federations
+    return arrays_of(config, placed.grid.n_places)
 
 
 def _whole(use: Use, activations: int, others: int) -> Use:
@@ -108,10 +119,11 @@ def _rows(p: Placement) -> int:
     return -(-p.train.batch_size // p.n_micro)
 
 
-def _kept(p: Placement, layout: FlatLayout, optimizer: Optimizer, offload: str, copies: int) -> Use:
+def _kept(p: Placement, layout: FlatLayout, optimizer: Optimizer, offload: str, copies: int, of_workers: int) -> Use:
     """The memory that stays from step to step, by formula."""
     kind = _cut_states(p)
     parameters, gradients, state = p.bytes(layout, kind, optimizer)
+    state += of_workers * parameters
     if kind in ("none", "optimizer"):
         gradients *= sums_at_once(p.n_micro, p.grid.n_places, tree=p.tree is not None)
     kept = copies * predicted(layout.size, kind, p.grid.count(REPLICAS), itemsize=layout.dtype.itemsize,

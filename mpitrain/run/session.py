@@ -52,7 +52,7 @@ class Session:
         self.places = [Place(*place) for place, *_ in found]
         pulse.join([contact for _, contact, _ in found], control.rank, self.mesh.progress)
         node = threads.on_node(self.places, control.rank)
-        one = config.train.reproducible == "layout" or config.train.precision == "bfloat16"
+        one = config.train.reproducible == "layout" or config.train.precision == "bfloat16" or config.workers.count > 0
         self.threads = threads.pin(1 if one else config.train.threads, node)
         first = all(place.host != node[0].host for place in self.places[:control.rank])      # of its host
         self.notes = self.told_once([*(remove_leftovers() if first else []), pulse.obstacle,
@@ -111,9 +111,13 @@ def predict_memory(config: Config, session: Session, job: Job) -> Forecast:
     share = 0.0 if compressed is None else compressed.share
 
     def predict() -> Any:
-        placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, config.train, config.comm,
+        train = config.train
+        if config.workers.count:
+            from mpitrain.train.build.federation import as_rounds  # few runs are federations
+            train = as_rounds(config).train
+        placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, train, config.comm,
                           stages=[b - a for a, b in pairwise(bounds)])
-        found = forecast_of(config, placement, session.inputs, share=share)
+        found = forecast_of(config, placement, session.inputs, share=share, masters=job.policy.masters)
         return [list(map(list, found.stages)), found.why]
 
     stages, why = on_first(session.control, predict)

@@ -47,6 +47,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 
 def test_a_level_can_be_given_on_the_command_line(tmp_path: Path) -> None:
     assert levels_of(config_of(tmp_path, "", "sync.levels=[{every = 3}]")) == [Level(every=3)]
+    assert levels_of(config_of(tmp_path, "[[sync]]\nevery = 10\n", "sync.levels=[{every = 3}]")) == [Level(every=3)]
 
 
 @pytest.mark.parametrize("line, said", [

@@ -31,6 +31,8 @@ class Level:
     """All ranks make one alike, with an open policy; methods that communicate are called alike by all."""
 
     needs_gradients = False                                   # Whether `mix` must see all gradients before the first update.
+    trains_apart = False                                      # Whether sites have parameters and optimizer states of their own.
+    rate_factor = 1.0                                         # What this site's learning rate is multiplied by.
 
     def __init__(self, policy: Policy):
         self.policy, self.storage = policy, policy.storage
@@ -73,6 +75,13 @@ class Level:
     def owned_states(self) -> Mapping[str, Parts]:
         """What is of the sum over sites, and kept by one site for each element: ``outer/<name>/<parameter>``."""
         return {}
+
+    def numbers(self) -> dict[str, Any]:
+        """Small arrays that are equal on all ranks, by name: ``sites/<name>`` of a checkpoint."""
+        return {}
+
+    def take_numbers(self, found: dict[str, Any]) -> None:
+        """Those of a checkpoint."""
 
     def passing(self) -> Sequence[str]:
         """The names of what `states` has after some steps only."""

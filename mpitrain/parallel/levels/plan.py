@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from mpitrain.config import Config
 from mpitrain.config.levels import Level as Table
-from mpitrain.config.levels import levels_of
+from mpitrain.config.levels import levels_of, make_outer
 from mpitrain.config.messages import toml
-from mpitrain.optim.outer import OuterRule, make_outer
+from mpitrain.config.topology import GRAPHS
+from mpitrain.errors import nearest
+from mpitrain.optim.outer import OuterRule
 from mpitrain.parallel.levels.rounds import Rounds
+from mpitrain.registry import named
+from mpitrain.schedules.graph_check import METHODS, Proved, check_graph
 from mpitrain.schedules.grid import REPLICAS, Grid
 
 if TYPE_CHECKING:
@@ -27,7 +31,8 @@ class Planned:
 
     table: Table
     rounds: Rounds
-    rule: OuterRule | None                       # None: gradients are added up, in each step
+    rule: OuterRule | None                       # None: gradients are added up, in each step, or there is a graph
+    graph: Proved | None = None                  # of the sites that meet
 
 
 def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch: int, closure: str = "") -> Planned | None:
@@ -52,8 +57,10 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
                            "= 1", ("mesh.site",))
     every = table.every if isinstance(table.every, int) else int(table.every.split()[0]) * steps_per_epoch
     rounds = Rounds(every, table.after, table.fragments, table.delay, steps)
-    for message in (*_of_gradients(table), *_times(table, rounds, steps), *_fragments(table, rounds, model)):
+    for message in (*_of_gradients(table), *_of_graph(table), *_times(table, rounds, steps), *_fragments(table, rounds, model)):
         raise config.wrong(message, ("sync.levels",))
+    if table.graph:
+        return Planned(table, rounds, None, prove(config, table, grid.n_sites))
     if table.what == "gradients":
         return Planned(table, rounds, None)
     if table.compress:
@@ -69,6 +76,10 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
 def describe(planned: Planned, sites: int) -> str:
     """Who meets when, and what travels."""
     table, rounds = planned.table, planned.rounds
+    if planned.graph is not None:
+        after = f", after {rounds.after} steps that add up gradients" if rounds.after else ""
+        often = "in each step" if rounds.every == 1 else f"every {rounds.every} steps"
+        return f"{sites} sites meet their neighbours {often}{after}, by {planned.graph.method}; {planned.graph}"
     if planned.rule is None:
         late = f", which take effect {rounds.delay} steps later" if rounds.delay else ""
         return f"{sites} sites add up their gradients in each step{late}"
@@ -128,11 +139,35 @@ def refused(config: Config, closure: str = "") -> Iterator[tuple[str, str]]:
         yield f"{closure}, which asks for the loss of all ranks several times in a step", "use another optimizer.name"
 
 
+def _of_graph(table: Table) -> Iterator[str]:
+    if not table.graph:
+        return
+    for key, default in (("outer", "average"), ("lr", 1.0), ("fragments", 1), ("delay", 0), ("alpha", 1.0), ("compress", "")):
+        if (found := getattr(table, key)) != default:
+            yield (f"[[sync]] graph = {toml(table.graph)} averages parameters of neighbours by the weights of the graph, found {key} = "
+                   f"{toml(found)}; leave it out")
+    if unknown := sorted(table.arguments.keys() - {"method", "period"}):
+        yield (f"[[sync]] with a graph has no key {unknown[0]}{nearest(unknown[0], ('method', 'period'))}; there are method and "
+               "period beside those of every level")
+    if (method := table.arguments.get("method", "d-psgd")) not in METHODS:
+        yield f'sync.method must be "d-psgd" or "push-sum", found {toml(method)}'
+
+
+def prove(config: Config, table: Table, n_sites: int) -> Proved:
+    """The graph of a level. ConfigError where it is wrong on so many sites."""
+    graph = GRAPHS.resolve(table.graph, config.folder)
+    if not callable(graph):
+        raise config.wrong(f"sync.graph = {toml(table.graph)} must be a function of (round, n) that yields (from, to, weight), found "
+                           f"{named(graph)}", ("sync.levels",))
+    return check_graph(graph, n_sites, table.arguments.get("period"), method=table.arguments.get("method", "d-psgd"),
+                       name=table.graph)
+
+
 def _of_gradients(table: Table) -> Iterator[str]:
     if table.what != "gradients":
         return
     for key, default in (("every", 1), ("outer", "average"), ("lr", 1.0), ("fragments", 1), ("alpha", 1.0), ("after", 0),
-                         ("compress", ""), ("arguments", {})):
+                         ("compress", ""), ("graph", ""), ("arguments", {})):
         found = getattr(table, key)
         if found != default:
             shown = ", ".join(found) if key == "arguments" else f"{key} = {toml(found)}"

@@ -25,6 +25,10 @@ class Tallies:
         kept, self._kept = self._kept, None
         return found if kept is None else kept
 
+    def told(self, tally: np.ndarray[Any, Any], norm: float | None) -> dict[str, float]:
+        """What metrics say of a step: `tally` over all ranks, and the `norm` of its gradient where it is known."""
+        return {"balance": tally[0] / tally[1], "dropped": tally[2] / tally[3]} if len(tally) and tally[1] else {}
+
     def keep(self) -> np.ndarray[Any, Any]:
         """The sum since the last call, which `take` returns next, whatever runs until then."""
         self._kept = self.take()

@@ -9,6 +9,7 @@ class Alone:
     """No other site to meet."""
 
     needs_gradients = False
+    rate_factor = 1.0
     nbytes = 0
 
     def begin(self, step: int) -> None:

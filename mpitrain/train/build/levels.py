@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
-from mpitrain.checkpoint.kinds import Kept, Placed
+from mpitrain.checkpoint.kinds import Kept, Placed, Values
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.state import State
 from mpitrain.checkpoint.workers import OfWorkers, OwnedBySites, Sometimes, is_apart, refuse_apart, sites_of
@@ -20,9 +20,10 @@ from mpitrain.parallel.levels.level import Level, Parts
 from mpitrain.parallel.levels.outer import Outer
 from mpitrain.parallel.levels.plan import Planned, describe, trained
 from mpitrain.parallel.policies.policy import Policy
+from mpitrain.train.build.extension import Assembled, Extension
+from mpitrain.train.build.validate import Validated
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
-from mpitrain.train.trainer import Trainer
 
 
 class Meetings(Observer):
@@ -47,20 +48,37 @@ class Meetings(Observer):
         return {"sites": {"number": level.n_sites, "wire_bytes": max(sent) / steps, "dense_bytes": max(dense)}}
 
 
-def add_level(planned: Planned, trainer: Trainer, state: State, policy: Policy, model: Module) -> None:
-    """Gives an open policy its level, and the trainer and the state what follows from it. It communicates."""
-    policy.level = level = make_level(planned, policy, model)
-    trainer.weights = level.in_use
-    if trainer.evaluator is not None:
-        trainer.evaluator.weights = level.in_use
-    trainer.observers.insert(0, Meetings(level, trainer.channel))
-    told = f"{describe(planned, level.n_sites)}; {level.nbytes / 2**20:.1f} MiB of a rank"
-    trainer.notes += [told, *level.notes]
-    add_kinds(state, policy, level, model)
+class Sites(Extension):
+    """Sites that train apart, and meet by a level."""
+
+    def validated(self, valid: Validated) -> None:
+        self.planned: Planned = valid.level
+
+    def join(self, run: Assembled) -> None:
+        """Gives the policy, which is open, its level, and the trainer and the state what follows from it. It communicates."""
+        _, trainer, state, policy, control, model = run
+        self.policy, self.level = policy, make_level(self.planned, policy, model)
+        policy.level = level = self.level
+        trainer.weights = level.in_use
+        if trainer.evaluator is not None:
+            trainer.evaluator.weights = level.in_use
+        trainer.observers.insert(0, Meetings(level, control))
+        told = f"{describe(self.planned, level.n_sites)}; {level.nbytes / 2**20:.1f} MiB of a rank"
+        trainer.notes += [told, *level.notes]
+        add_kinds(state, policy, level, model)
+
+    def restore(self, state: State, found: Checkpoint) -> bool:
+        """CheckpointError, on all ranks, where its sites are not those of this run. It communicates."""
+        restore(self.level, state, found)
+        self.policy.context.start_alike(state.arrays(), apart=True)
+        return True
 
 
 def make_level(planned: Planned, policy: Policy, model: Module) -> Level:
     """The level that was planned."""
+    if planned.graph is not None:
+        from mpitrain.parallel.levels.neighbours import Neighbours
+        return Neighbours(policy, planned.graph, every=planned.rounds.every, after=planned.rounds.after)
     if planned.rule is None:
         return SiteGradients(policy, planned.rounds.delay)
     code = None
@@ -96,7 +114,9 @@ def add_kinds(state: State, policy: Policy, level: Level, model: Module) -> None
                        among=names.__contains__) for name in level.own_states()]
     kept += [OwnedBySites(f"outer/{name}", partial(lambda name: placed(level.owned_states()[name]), name), dtype, mesh,
                           among=names.__contains__) for name in level.owned_states()]
-    if isinstance(level, Outer):
+    if level.numbers():
+        kept.append(Values("sites", level.numbers, level.take_numbers))
+    if level.trains_apart:
         kept += [OfWorkers(kind.prefix, kind.placed, kind.dtype, mesh, first=1, among=kind.among, shape=kind.shape)
                  for kind in state.kept if isinstance(kind, Kept) and kind.prefix.startswith("optimizer/")]
         state.apart = kinds_apart(policy, level, model, placed)

@@ -39,11 +39,11 @@ class Validated:
 
 
 def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[Any], optim.Optimizer],
-             rate: Callable[[int], Callable[[int], float]] | None, rows: Index) -> Validated:
+             rate: Callable[[int], Callable[[int], float]] | None, rows: Index | Sampler) -> Validated:
     """Raises for the first thing that is wrong with a run on such a grid of ranks; needs no MPI and changes nothing.
 
     `model` has no memory and is not cut yet, `optimizer` makes an optimizer of a storage, `rate(steps)` the learning rate as a
-    function of the step (None: the optimizer's own), and `rows` are the training rows.
+    function of the step (None: the optimizer's own), and `rows` are the training rows, or a federation's rounds.
     """
     t = config.train
     check_values(config)
@@ -52,7 +52,8 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     on_gpu = select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu"
     rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
-    sampler = Sampler(rows, t.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
+    sampler = rows if isinstance(rows, Sampler) else Sampler(rows, t.batch_size, seed=config.run.seed,
+                                                             drop_last=config.data.drop_last)
     algorithm, wire = config.comm.algorithm, config.comm.wire_dtype
     if isinstance(algorithm, str) and is_own(algorithm):
         algorithm = find_own(algorithm, config.folder)
@@ -63,6 +64,12 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     tried = optimizer(probe())
     if rate is not None:
         rate(t.steps or t.epochs * sampler.steps_per_epoch)
+    if config.workers.count:
+        from mpitrain.train.build.federation import refuse_model
+        refuse_model(config, model, tried)
+    if config.privacy.unit != "none":
+        from mpitrain.train.build.privacy import refuse_unbounded
+        refuse_unbounded(config, model, tried)
     mixed, modules = nn.mixtures(model), list(model.named_modules())
     rules.check_model(config, grid, rules.Facts(
         n_micro, sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
@@ -70,6 +77,12 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         scaled=next((name for name, layer in modules if isinstance(layer, nn.Embedding) and layer.max_norm is not None), ""),
         splits_backward=halves, closure=tried.title if tried.needs_closure else "",
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
+    if config.comm.compress_parameters:
+        from mpitrain.parallel.compress.refuse import refuse_packed_parameters
+        refuse_packed_parameters(config, on_gpu=on_gpu)
+    if tried.sends:
+        from mpitrain.train.build.one_bit import refuse_one_bit
+        refuse_one_bit(config, grid, tried, t.steps or t.epochs * sampler.steps_per_epoch, on_gpu=on_gpu)
     if config.comm.compress:
         from mpitrain.parallel.compress.refuse import refuse_compression
         refuse_compression(config, grid, on_gpu=on_gpu, closure=tried.title if tried.needs_closure else "")

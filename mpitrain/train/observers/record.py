@@ -40,9 +40,6 @@ class Lines(Rates):
         line = {"step": step, "epoch": self.plan.epoch(step), "loss": fields.loss, "lr": fields.lr, "grad_norm": fields.grad_norm,
                 **rates, "comm_exposed_s": self._exposed / self._steps,
                 "comm_exposed_share": self._exposed / max(self._seconds, 1e-9), "peak_rss_mb": resident(peak=True) / 2**20}
-        tally = fields.tally
-        if len(tally) and tally[1]:                           # counts of mixtures of experts
-            line |= {"balance": tally[0] / tally[1], "dropped": tally[2] / tally[3]}
         if fields.skipped:
             line["skipped"] = fields.skipped
         line |= self.more
