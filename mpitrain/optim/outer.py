@@ -7,7 +7,7 @@ All rules are elementwise, so a slice of the arrays is as good as all, and every
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from mpitrain.backend import Array, array_module
 from mpitrain.optim.optimizer import require

@@ -31,7 +31,8 @@ def level_bytes(config: Config, p: Placement) -> int:
         return layout.dtype.itemsize * (table.delay + 1) * travels
     if table.graph:
         graph = prove(config, table, p.grid.n_sites)
-        return (1 + graph.slots) * (layout.dtype.itemsize * travels + graph.tail) + layout.dtype.itemsize * travels * (table.after > 0)
+        kept = (1 + graph.slots) * (layout.dtype.itemsize * travels + graph.tail)
+        return kept + layout.dtype.itemsize * travels * (table.after > 0)
     states = make_outer(table.outer, table.lr, table.arguments, config.folder).states
     left_out = len(make_compressor(table.compress, config.folder)((), p.grid.n_sites).states()) if table.compress else 0
     return layout.dtype.itemsize * ((1 + len(states)) * size + (1 + left_out + (table.after > 0)) * travels)

@@ -43,6 +43,9 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
     tables = levels_of(config)
     for message in _order(tables):
         raise config.wrong(message, ("sync.levels",))
+    if any(table.over == "workers" for table in tables) and not config.workers.count:
+        raise config.wrong('[[sync]] over = "workers" is of the clients of [workers], and workers.count = 0; set over = "site" '
+                           "and mesh.site, or workers.count", ("sync.levels", "workers.count"))
     table = next((table for table in tables if table.over == "site"), None)
     if grid.n_sites == 1:
         if table is not None:
@@ -144,8 +147,8 @@ def _of_graph(table: Table) -> Iterator[str]:
         return
     for key, default in (("outer", "average"), ("lr", 1.0), ("fragments", 1), ("delay", 0), ("alpha", 1.0), ("compress", "")):
         if (found := getattr(table, key)) != default:
-            yield (f"[[sync]] graph = {toml(table.graph)} averages parameters of neighbours by the weights of the graph, found {key} = "
-                   f"{toml(found)}; leave it out")
+            yield (f"[[sync]] graph = {toml(table.graph)} averages parameters of neighbours by the graph's weights, found {key} "
+                   f"= {toml(found)}; leave it out")
     if unknown := sorted(table.arguments.keys() - {"method", "period"}):
         yield (f"[[sync]] with a graph has no key {unknown[0]}{nearest(unknown[0], ('method', 'period'))}; there are method and "
                "period beside those of every level")
@@ -157,8 +160,8 @@ def prove(config: Config, table: Table, n_sites: int) -> Proved:
     """The graph of a level. ConfigError where it is wrong on so many sites."""
     graph = GRAPHS.resolve(table.graph, config.folder)
     if not callable(graph):
-        raise config.wrong(f"sync.graph = {toml(table.graph)} must be a function of (round, n) that yields (from, to, weight), found "
-                           f"{named(graph)}", ("sync.levels",))
+        raise config.wrong(f"sync.graph = {toml(table.graph)} must be a function of (round, n) that yields (from, to, weight), "
+                           f"found {named(graph)}", ("sync.levels",))
     return check_graph(graph, n_sites, table.arguments.get("period"), method=table.arguments.get("method", "d-psgd"),
                        name=table.graph)
 
