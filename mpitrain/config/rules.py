@@ -270,7 +270,13 @@ def scaled_rows(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigErro
                               "out")
 
 
-MODEL_RULES = (closures, even_experts, layers, even_slices, even_statistics, scaled_rows)
+def rows_of_sites(config: Config, grid: Grid, facts: Facts) -> Iterator[ConfigError]:
+    if grid.n_sites > 1 and facts.fewest < facts.n_micro:
+        yield ConfigError(f"mesh.site = {grid.n_sites} has sites that train apart, so each needs rows in each step, and "
+                          f"{_few_rows(facts)}")
+
+
+MODEL_RULES = (rows_of_sites, closures, even_experts, layers, even_slices, even_statistics, scaled_rows)
 
 
 def _uneven(grid: Grid, facts: Facts) -> str:

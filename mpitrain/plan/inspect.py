@@ -81,7 +81,7 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     written, config = config, with_sizes(config, inputs)
     made = describe_run(config, inputs.tokens, inputs)
     model = made.model
-    parts = extensions_of(config, inputs, model, made.loss, made.optimizer)
+    parts = extensions_of(config, grid, inputs, model, made.loss, made.optimizer)
     rows: Any = inputs.train_rows
     for part in parts:
         config, rows = part.configured(config), part.drawn(rows)

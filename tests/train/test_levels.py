@@ -137,6 +137,23 @@ def test_a_wrong_level_ends_the_job_with_one_line(tmp_path: Path) -> None:
     ok(mpirun(1, "-m", "mpitrain", "inspect", write(tmp_path, text("every = 10\n", base=SMALL)), "--ranks", "2", cwd=tmp_path))
 
 
+SPOILS = """
+from mpi4py import MPI
+from mpitrain import optim
+class Spoils(optim.SGD):
+    def change(self, run, gradients, lr, step, scale):
+        super().change(run, gradients, lr, step, scale)
+        if step == 3 and MPI.COMM_WORLD.rank == 1:
+            self.storage.values[run.start:run.stop] = float("nan")
+"""
+
+
+def test_a_site_whose_parameters_are_spoilt_ends_the_job_before_it_meets_another(tmp_path: Path) -> None:
+    (tmp_path / "spoils.py").write_text(SPOILS)
+    config = write(tmp_path, text("every = 10\n", base=SMALL.replace('"adamw"', '"spoils.py:Spoils"')))
+    refused(mpirun(2, "-m", "mpitrain", "train", config, cwd=tmp_path), 79, "rank=1/2", "step=4", "an earlier step has spoilt")
+
+
 @pytest.mark.parametrize("level, said", [
     ("every = 0", "sync.every must be a number of steps, at least 1"),
     ("every = 51", "every = 51 is beyond the run, which has 50 steps: sites would not meet; set every to 50 or less"),
@@ -155,6 +172,7 @@ def test_a_wrong_level_ends_the_job_with_one_line(tmp_path: Path) -> None:
     ('what = "gradients"\nevery = 2', 'adds up the gradients of each step, perhaps those of `delay` steps ago, found every = 2'),
     ('what = "gradients"\ndelay = 50', "delay = 50 is beyond the run"),
     ('what = "gradients"\nfragments = 2', "found fragments = 2"),
+    ('over = "workers"\nevery = 2', "is of the clients of [workers], and workers.count = 0"),
     ('every = 2\n[[sync]]\nevery = 3', 'two [[sync]] tables meet over "site"'),
     ('every = 2\n[[sync]]\nover = "node"\nwhat = "gradients"', "go from the inside out, node, site, workers, found site, node"),
     ('over = "node"\nevery = 3\nwhat = "gradients"\n[[sync]]\nevery = 2', 'over = "node" is what each step does')])
@@ -175,6 +193,9 @@ def test_sites_and_levels_need_each_other(tmp_path: Path) -> None:
     assert "mesh.site = 2 trains as many models, and no [[sync]] says when they meet" in message(
         tmp_path, SMALL + "[mesh]\nsite = 2\n", {"site": 2})
     assert 'and mesh.site = 1: there is nobody to meet' in message(tmp_path, SMALL + "[[sync]]\nevery = 2\n", {})
+    few = write(tmp_path, text("every = 2\n", base=SMALL.replace("[optimizer]", "drop_last = false\n[optimizer]").replace(
+        "batch_size = 48", "batch_size = 717\nmicro_batches = 4")))
+    refused(mpirun(1, "-m", "mpitrain", "inspect", few, "--ranks", "2", cwd=tmp_path), 78, "so each needs rows in each step")
     assert "needs whole parameters on each rank" in message(
         tmp_path, text('every = 2\ncompress = "int8"\n', base=SMALL), {"site": 2, "dp": 2}, "comm.sharding=optimizer")
 

@@ -29,7 +29,6 @@ from mpitrain.parallel.levels.rounds import Rounds
 
 if TYPE_CHECKING:
     from mpitrain.comm.work import Work
-    from mpitrain.parallel.levels.coded import Coded
     from mpitrain.parallel.policies.policy import Policy
 
 
@@ -50,7 +49,7 @@ class Outer(Level):
     trains_apart = True
 
     def __init__(self, policy: Policy, rounds: Rounds, rule: OuterRule, fragment_of: Mapping[str, int], alpha: float = 1.0,
-                 code: Callable[[Level, Sequence[Fragment]], Coded] | None = None):
+                 code: Callable[[Level, Sequence[Fragment]], Any] | None = None):
         super().__init__(policy)
         self.rounds, self.rule, self.alpha, self.fragment_of = rounds, rule, alpha, fragment_of
         self.fragments = [Fragment(f, [s for s in self.trained if fragment_of[s.parameter.key] == f], self.storage)

@@ -43,6 +43,9 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
     tables = levels_of(config)
     for message in _order(tables):
         raise config.wrong(message, ("sync.levels",))
+    if any(table.over == "workers" for table in tables) and not config.workers.count:
+        raise config.wrong('[[sync]] over = "workers" is of the clients of [workers], and workers.count = 0; set over = "site" '
+                           "and mesh.site, or workers.count", ("sync.levels", "workers.count"))
     table = next((table for table in tables if table.over == "site"), None)
     if grid.n_sites == 1:
         if table is not None:

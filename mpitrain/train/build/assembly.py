@@ -186,7 +186,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     before the first exchange of gradients and before anything is written. The function is longer than a screen because its order
     is the composition rule, and a reader should see it in one piece.
     """
-    parts = extensions_of(config, inputs, model, loss, optimizer)
+    parts = extensions_of(config, mesh, inputs, model, loss, optimizer)
     drawn: Any = inputs.train_rows
     for part in parts:
         config, drawn = part.configured(config), part.drawn(drawn)

@@ -17,12 +17,13 @@ from mpitrain.config import Config
 from mpitrain.nn import Module
 from mpitrain.optim import Optimizer
 from mpitrain.placement.shard_cuts import probe
+from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.extension import Assembled, Extension
 from mpitrain.train.build.inputs import Inputs
 
 
-def extensions_of(config: Config, inputs: Inputs, model: Module, loss: Any, optimizer: Callable[[Any], Optimizer]
-                  ) -> list[Extension]:
+def extensions_of(config: Config, grid: Grid, inputs: Inputs, model: Module, loss: Any,
+                  optimizer: Callable[[Any], Optimizer]) -> list[Extension]:
     """The parts that the configuration asks for, in the order in which they are composed. ConfigError for one that there cannot
     be, without MPI and alike on all ranks."""
     found: list[Any] = []
@@ -36,7 +37,7 @@ def extensions_of(config: Config, inputs: Inputs, model: Module, loss: Any, opti
     if optimizer(probe()).sends:
         from mpitrain.train.build.one_bit import OneBit
         found.append(OneBit())
-    if config.mesh.site > 1:
+    if grid.n_sites > 1:
         from mpitrain.train.build.levels import Sites
         found.append(Sites())
     return found
