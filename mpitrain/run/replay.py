@@ -109,6 +109,9 @@ def read_about(run: RunFolder, step: int) -> Found:
 
 def by_itself(config: Config, about: Found) -> Config:
     """The configuration of one rank that computes the micro-batches of all ranks of the run."""
+    if config.workers.count:
+        raise UsageError("replay computes the micro-batches of a step, and a federation's step is a round of workers; train it "
+                         "again, on one rank too: it has the same bits")
     grid = Grid({axis: int(length) for axis, length in about["mesh"].items()})
     n_micro = micro_batches(grid, config.mesh, config.train)
     return replace(config, mesh=MeshConfig(), comm=CommConfig(), optimizer=replace(config.optimizer, offload="none"),

@@ -217,6 +217,14 @@ def test_workers_of_a_row_train_on_it(config: Path) -> None:
     assert [line["workers"] for line in steps(config.parent / "runs/run")] == [4, 4]
 
 
+def test_the_model_of_a_federation_is_evaluated_as_any_and_its_rounds_are_not_replayed(config: Path) -> None:
+    ok(train(2, config))
+    told = ok(mpirun(1, "-m", "mpitrain", "evaluate", "runs/run", cwd=config.parent)).out.splitlines()[-1]
+    metrics = record(config.parent / "runs/run")["metrics"]
+    assert {name: json.loads(told)[name] for name in ("loss", "accuracy")} == metrics
+    refused(mpirun(1, "-m", "mpitrain", "replay", "runs/run", "--step", "2", cwd=config.parent), 64, "a round of workers")
+
+
 def test_a_column_of_the_data_gives_each_of_its_values_a_worker(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     with h5py.File(tmp_path / "d.h5", "w") as file:
