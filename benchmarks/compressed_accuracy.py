@@ -2,8 +2,8 @@
 
     python benchmarks/compressed_accuracy.py FOLDER_WITH_T10K_FILES --seeds 3 --epochs 8
 
-The 10,000 digits of the test set: 8,000 to train on, the last 2,000 to measure. SGD with momentum and a cosine schedule; each of 4
-workers has a quarter of each batch, and the sum of their gradients is what the exchange between ranks would give.
+The 10,000 digits of the test set: 8,000 to train on, the last 2,000 to measure. SGD with momentum and a cosine schedule; each of
+4 workers has a quarter of each batch, and the sum of their gradients is what the exchange between ranks would give.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def accuracy(row: str, seed: int, epochs: int, lr: float, after: int, data: tupl
     storage = model.initialize(seed)
     optimizer, arena = optim.SGD(storage, lr=lr, momentum=MOMENTUM), storage.attach_gradients()
     name, feedback = row.split()[0], "without" not in row
-    workers = None if name == "dense" else Workers(make_compressor(name), pieces_of(storage), WORKERS, seed=seed, feedback=feedback)
+    workers = None
+    if name != "dense":
+        workers = Workers(make_compressor(name), pieces_of(storage), WORKERS, seed=seed, feedback=feedback)
     steps, step, rng, sent = epochs * (train // BATCH), 0, np.random.default_rng(seed), 4 * storage.size
     for _ in range(epochs):
         for parts in batches(rng, train):
@@ -112,8 +114,9 @@ def main() -> int:
               f"   {time.perf_counter() - began:.0f} s", flush=True)
         if options.json:
             with options.json.open("a") as file:
-                file.write(json.dumps({"exchange": row, "bytes": found[0][1], "accuracy": [one for one, _ in found], "lr": options.lr,
-                                       "epochs": options.epochs, "after": options.after, "workers": WORKERS}) + "\n")
+                file.write(json.dumps({"exchange": row, "bytes": found[0][1], "accuracy": [one for one, _ in found],
+                                       "lr": options.lr, "epochs": options.epochs, "after": options.after,
+                                       "workers": WORKERS}) + "\n")
     return 0
 
 

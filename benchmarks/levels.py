@@ -1,7 +1,7 @@
 """What sites that meet every H steps lose and save: a character model on tiny Shakespeare, 4 workers of batch 8.
 
     python benchmarks/levels.py TEXT                      # validation loss and bytes of the rows of GAP: some minutes
-    python benchmarks/levels.py TEXT --rows alone,every,"nesterov 11 int4" --seed 1
+    python benchmarks/levels.py TEXT --rows "alone;every;nesterov 11 int4" --seed 1
     python benchmarks/two_hosts.py --rate 100mbit --ranks 2 --timeout 1500 benchmarks/levels.py streaming TEXT
 
 The control is a worker alone, on its batch of 8. `share` is how much of the gap between it and an exchange of gradients in every
@@ -60,6 +60,7 @@ GAP: dict[str, tuple[int, int, str]] = {                             # ranks, si
     "average 10": (4, 4, "every = 10"), "nesterov 10": (4, 4, f"every = 10\n{OUTER}"),
     "nesterov 10 int4": (4, 4, f'every = 10\n{OUTER}\ncompress = "int4"'),
     "nesterov 11 int4": (4, 4, f'every = 11\n{OUTER}\ncompress = "int4"'),
+    "nesterov 0.75, 11 int4": (4, 4, f'every = 11\n{OUTER.replace("0.6", "0.75")}\ncompress = "int4"'),
     "nesterov 50": (4, 4, f"every = 50\n{OUTER}"), "stale 2": (4, 4, 'what = "gradients"\ndelay = 2'),
 }
 STREAMING = {
@@ -73,7 +74,7 @@ def main() -> int:
     words = [word for word in sys.argv[1:] if word != "streaming"]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--rows", default=",".join(GAP))
+    parser.add_argument("--rows", default=";".join(GAP))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--folder", default="/var/tmp", help="for data and runs; all hosts must see it")
@@ -87,7 +88,7 @@ def main() -> int:
 def gap(arguments: argparse.Namespace, folder: Path) -> int:
     data = imported(arguments.text, folder)
     found: dict[str, dict[str, Any]] = {}
-    for name in arguments.rows.split(","):
+    for name in arguments.rows.split(";"):
         ranks, sites, level = GAP[name]
         path = folder / "run.toml"
         path.write_text(config(data, arguments.seed, arguments.steps, ranks * BATCH, sites, level, arguments.steps))

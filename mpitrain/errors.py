@@ -139,6 +139,15 @@ class NumericsError(MpitrainError):
     rows: Sequence[int] = ()       # rows of the training data
 
 
+class PrivacyError(MpitrainError):
+    """A sum of secrets cannot be told without telling more: too few take part, or a message was changed."""
+    code, exit_code = "E_PRIVACY", 80
+
+
+class TooFewError(PrivacyError):
+    """Fewer take part than the threshold; all ranks know it alike, before anything is told."""
+
+
 class GraphError(MpitrainError):
     """The autograd graph was used in a way it cannot serve; the message names the op."""
     code, exit_code = "E_GRAPH", 70

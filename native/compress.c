@@ -9,49 +9,11 @@
 #endif
 
 #include "sixteen.h"
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+#include "compress.h"
 
-typedef uint8_t u8;
-typedef int8_t i8;
-typedef int32_t i32;
-
-#define BLOCK 4096
-#define LANES 64
 #define TINY 0x1p-100f              /* scales below count as 0: 1 / scale might overflow */
 #define HUGE 0x7f000000             /* 2^127: 127 scales might overflow from there on */
-#define NOT_FINITE 0x7f800000
-#define SIZE 0x7fffffff
 #define NEAREST 0x1.8p23f           /* added, it leaves the nearest whole number in the last bits, ties to even */
-
-INLINE float nan_(void) { return float_of(0x7fc00000); }
-
-/* Where a block ends that begins at `start`; -1 where bounds are wrong. */
-INLINE i64 end_of(const i64 *bounds, i64 i, i64 start, i64 n)
-{
-    i64 end = bounds[i + 1] - bounds[0];
-    return end < start || end > n || end - start > BLOCK ? -1 : end;
-}
-
-/* a = values + error of one block; gives the largest size as bits. */
-INLINE i32 loaded(const float *restrict values, const float *restrict error, float *restrict a, i64 size)
-{
-    i32 top = 0;
-    if (error)
-        for (i64 i = 0; i < size; i++) {
-            a[i] = values[i] + error[i];
-            i32 bits = (i32)(bits_of(a[i]) & SIZE);
-            top = bits > top ? bits : top;
-        }
-    else
-        for (i64 i = 0; i < size; i++) {
-            a[i] = values[i];
-            i32 bits = (i32)(bits_of(a[i]) & SIZE);
-            top = bits > top ? bits : top;
-        }
-    return top;
-}
 
 /* ---- whole numbers with a scale ------------------------------------------------------------------------------------------ */
 
@@ -87,6 +49,29 @@ int int8_encode(const float *restrict values, float *restrict error, const i64 *
             for (i64 j = 0; j < size; j++) q[at + j] = (u8)bits_of(a[j] * inverse + NEAREST);
             leave(a, left, scales[i], inverse, size);
         } else memset(q + at, 0, (size_t)size);
+        at = end;
+    }
+    return 0;
+}
+
+/* Up or down by chance, so that the mean is right: the largest whole number not above a / scale + u, where u is a word's upper
+   24 bits, from 0 to 1. */
+int int8_draw(const float *restrict values, float *restrict error, const i64 *bounds, const u32 *restrict words,
+              float *restrict scales, u8 *restrict q, i64 n, i64 blocks)
+{
+    float a[BLOCK], inverse;
+    for (i64 i = 0, at = 0; i < blocks; i++) {
+        i64 end = end_of(bounds, i, at, n), size = end - at;
+        if (end < 0) return 2;
+        float *restrict left = error ? error + at : NULL;
+        int finite = scaled(loaded(values + at, left, a, size), 127, scales + i, &inverse);
+        if (!finite) memset(q + at, 0, (size_t)size);
+        for (i64 j = 0; j < size && finite; j++) {
+            float near = __builtin_floorf(a[j] * inverse + (float)(i32)(words[at + j] >> 8) * 0x1p-24f);
+            near = near > 127 ? 127 : near < -127 ? -127 : near;
+            q[at + j] = (u8)(i8)(i32)near;
+            if (left) left[j] = a[j] - near * scales[i];
+        }
         at = end;
     }
     return 0;
@@ -149,97 +134,6 @@ int int4_decode(const u8 *restrict q, const i64 *bounds, const float *restrict s
         }
         at = end;
         from += half;
-    }
-    return 0;
-}
-
-/* ---- signs with a scale -------------------------------------------------------------------------------------------------- */
-
-/* The sum of sizes: lane l has the numbers l, l + LANES, ... in order, and lanes are folded in halves. */
-INLINE float sum_of_sizes(const float *restrict a, i64 size)
-{
-    float lanes[LANES];
-    i64 j = 0;
-    for (int l = 0; l < LANES; l++) lanes[l] = 0;
-    for (; j + LANES <= size; j += LANES)
-        for (int l = 0; l < LANES; l++) lanes[l] += float_of(bits_of(a[j + l]) & SIZE);
-    for (int l = 0; l < size - j; l++) lanes[l] += float_of(bits_of(a[j + l]) & SIZE);
-    for (int half = LANES / 2; half; half /= 2)
-        for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
-    return lanes[0];
-}
-
-/* The sign bits of up to eight numbers, the first one lowest. */
-INLINE u8 signs(const float *a, i64 count)
-{
-    u32 byte = 0;
-    for (i64 j = 0; j < count; j++) byte |= bits_of(a[j]) >> 31 << j;
-    return (u8)byte;
-}
-
-INLINE void pack_signs(const float *restrict a, u8 *restrict q, i64 size)
-{
-    i64 j = 0;
-#ifdef __AVX512F__
-    for (; j + 16 <= size; j += 16) {
-        __mmask16 mask = _mm512_cmplt_epi32_mask(_mm512_loadu_si512(a + j), _mm512_setzero_si512());
-        memcpy(q + j / 8, &mask, 2);
-    }
-#endif
-    for (; j + 8 <= size; j += 8) q[j / 8] = signs(a + j, 8);
-    if (j < size) q[j / 8] = signs(a + j, size - j);
-}
-
-int onebit_encode(const float *restrict values, float *restrict error, const i64 *bounds, float *restrict scales, u8 *restrict q,
-                  i64 n, i64 blocks, i64 bytes)
-{
-    float a[BLOCK];
-    for (i64 i = 0, at = 0, to = 0; i < blocks; i++) {
-        i64 end = end_of(bounds, i, at, n), size = end - at, taken = (size + 7) / 8;
-        if (end < 0 || to + taken > bytes) return 2;
-        float *restrict left = error ? error + at : NULL;
-        loaded(values + at, left, a, size);
-        float total = sum_of_sizes(a, size), scale = total / (float)(size ? size : 1);
-        int finite = total <= 0x1.fffffep127f;
-        scales[i] = finite ? scale : nan_();
-        pack_signs(a, q + to, size);
-        if (left && finite)
-            for (i64 j = 0; j < size; j++) left[j] = a[j] - float_of(bits_of(scale) | (bits_of(a[j]) & ~(u32)SIZE));
-        at = end;
-        to += taken;
-    }
-    return 0;
-}
-
-/* Element j of a block, with `flip` the sign bit of its scale. */
-INLINE float signed_(const u8 *q, i64 j, u32 scale) { return float_of(scale ^ (u32)(q[j >> 3] >> (j & 7) & 1) << 31); }
-
-INLINE void unpack_signs(const u8 *restrict q, float scale, float *restrict total, i64 size, const int add)
-{
-    const u32 bits = bits_of(scale);
-    i64 j = 0;
-#ifdef __AVX512F__
-    const __m512i plus = _mm512_set1_epi32((i32)bits), minus = _mm512_set1_epi32((i32)(bits ^ ~(u32)SIZE));
-    for (; j + 16 <= size; j += 16) {
-        __mmask16 mask;
-        memcpy(&mask, q + j / 8, 2);
-        __m512 x = _mm512_castsi512_ps(_mm512_mask_blend_epi32(mask, plus, minus));
-        _mm512_storeu_ps(total + j, add ? _mm512_add_ps(_mm512_loadu_ps(total + j), x) : x);
-    }
-#endif
-    for (; j < size; j++) total[j] = add ? total[j] + signed_(q, j, bits) : signed_(q, j, bits);
-}
-
-int onebit_decode(const u8 *restrict q, const i64 *bounds, const float *restrict scales, float *restrict total, i64 n, i64 blocks,
-                  i64 bytes, i64 add)
-{
-    for (i64 i = 0, at = 0, from = 0; i < blocks; i++) {
-        i64 end = end_of(bounds, i, at, n), size = end - at, taken = (size + 7) / 8;
-        if (end < 0 || from + taken > bytes) return 2;
-        if (add) unpack_signs(q + from, scales[i], total + at, size, 1);
-        else unpack_signs(q + from, scales[i], total + at, size, 0);
-        at = end;
-        from += taken;
     }
     return 0;
 }

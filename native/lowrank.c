@@ -8,16 +8,22 @@
 #endif
 
 #include "sixteen.h"
+#include "vectors.h"
 
-#define LANES 16
-#define ROWS 4
+#define LANES 16                    /* partial sums of P */
+#define PARTS (LANES / FLOATS)      /* vectors of them */
 #define COLUMNS 4
+#ifdef __AVX512F__
+#define ROWS 4
 #define DOWN 8                      /* rows of M that are added to Q at a time */
+#else
+#define ROWS 1                      /* with fewer registers */
+#define DOWN 4
+#endif
 #define UNROLL _Pragma("GCC unroll 16")
 
-typedef float V __attribute__((vector_size(4 * LANES)));
+typedef float V __attribute__((vector_size(VECTOR_BYTES)));
 
-INLINE i64 least(i64 a, i64 b) { return a < b ? a : b; }
 INLINE V load(const float *at) { V v; memcpy(&v, at, sizeof v); return v; }
 INLINE void store(float *at, V v) { memcpy(at, &v, sizeof v); }
 INLINE V some(const float *at, i64 count) { V v = {0}; memcpy(&v, at, 4 * (size_t)count); return v; }
@@ -26,10 +32,10 @@ INLINE V of_m(const float *values, const float *error, i64 at)
     return error ? load(values + at) + load(error + at) : load(values + at);
 }
 
-INLINE float folded(V v)
+INLINE float folded(const V *v)
 {
     float lanes[LANES];
-    store(lanes, v);
+    UNROLL for (int h = 0; h < PARTS; h++) store(lanes + h * FLOATS, v[h]);
     for (int half = LANES / 2; half; half /= 2)
         for (int l = 0; l < half; l++) lanes[l] += lanes[l + half];
     return lanes[0];
@@ -39,24 +45,29 @@ INLINE float folded(V v)
 INLINE void left_tile(const float *values, const float *error, const float *q, float *p, i64 m, i64 k, const int rows,
                       const int columns)
 {
-    V sum[ROWS][COLUMNS];
+    V sum[ROWS][COLUMNS][PARTS];
     i64 j = 0;
     UNROLL for (int i = 0; i < rows; i++)
-        UNROLL for (int c = 0; c < columns; c++) sum[i][c] = (V){0};
-    for (; j + LANES <= k; j += LANES) {
-        V right[COLUMNS];
-        UNROLL for (int c = 0; c < columns; c++) right[c] = load(q + c * k + j);
-        UNROLL for (int i = 0; i < rows; i++) {
-            V row = of_m(values, error, i * k + j);
-            UNROLL for (int c = 0; c < columns; c++) sum[i][c] += row * right[c];
+        UNROLL for (int c = 0; c < columns; c++)
+            UNROLL for (int h = 0; h < PARTS; h++) sum[i][c][h] = (V){0};
+    for (; j + LANES <= k; j += LANES)
+        UNROLL for (int h = 0; h < PARTS; h++) {
+            V right[COLUMNS];
+            UNROLL for (int c = 0; c < columns; c++) right[c] = load(q + c * k + j + h * FLOATS);
+            UNROLL for (int i = 0; i < rows; i++) {
+                V row = of_m(values, error, i * k + j + h * FLOATS);
+                UNROLL for (int c = 0; c < columns; c++) sum[i][c][h] += row * right[c];
+            }
         }
+    UNROLL for (int h = 0; h < PARTS; h++, j += FLOATS) {
+        const i64 count = k - j < FLOATS ? k - j : FLOATS;
+        if (count > 0)
+            UNROLL for (int i = 0; i < rows; i++) {
+                V row = some(values + i * k + j, count);
+                if (error) row += some(error + i * k + j, count);
+                UNROLL for (int c = 0; c < columns; c++) sum[i][c][h] += row * some(q + c * k + j, count);
+            }
     }
-    if (j < k)
-        for (int i = 0; i < rows; i++) {
-            V row = some(values + i * k + j, k - j);
-            if (error) row += some(error + i * k + j, k - j);
-            for (int c = 0; c < columns; c++) sum[i][c] += row * some(q + c * k + j, k - j);
-        }
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int c = 0; c < columns; c++) p[c * m + i] = folded(sum[i][c]);
 }
@@ -77,7 +88,7 @@ void lowrank_left(const float *restrict values, const float *restrict error, con
     for (; i < m; i++) left_rows(values + i * k, error ? error + i * k : NULL, q, p + i, m, k, r, 1);
 }
 
-/* Adds `rows` rows of M times their factors to columns j .. j + LANES of `columns` rows of Q. */
+/* Adds `rows` rows of M times their factors to columns j .. j + FLOATS of `columns` rows of Q. */
 INLINE void right_tile(const V *rows_of, const float *p, float *q, i64 m, i64 k, const int rows, const int columns)
 {
     UNROLL for (int c = 0; c < columns; c++) {
@@ -91,7 +102,7 @@ INLINE void right_rows(const float *restrict values, const float *restrict error
                        i64 m, i64 k, i64 r, const int rows)
 {
     i64 j = 0;
-    for (; j + LANES <= k; j += LANES) {
+    for (; j + FLOATS <= k; j += FLOATS) {
         V row[DOWN];
         i64 c = 0;
         UNROLL for (int i = 0; i < rows; i++) row[i] = of_m(values, error, i * k + j);
@@ -118,16 +129,17 @@ void lowrank_right(const float *restrict values, const float *restrict error, co
 INLINE void product_row(const float *restrict p, const float *restrict q, float *restrict values, float *restrict error, i64 m,
                         i64 k, i64 r)
 {
-    for (i64 j = 0; j < k; j += LANES) {
-        const i64 count = least(LANES, k - j);
-        const int all = count == LANES;
+    float *restrict to = error ? error : values;
+    i64 j = 0;
+    for (; j + FLOATS <= k; j += FLOATS) {
         V sum = {0};
-        for (i64 c = 0; c < r; c++) sum += p[c * m] * (all ? load(q + c * k + j) : some(q + c * k + j, count));
-        float *to = (error ? error : values) + j;
-        if (error && all) sum = load(values + j) + load(to) - sum;
-        else if (error) sum = some(values + j, count) + some(to, count) - sum;
-        if (all) store(to, sum);
-        else memcpy(to, &sum, 4 * (size_t)count);
+        for (i64 c = 0; c < r; c++) sum += p[c * m] * load(q + c * k + j);
+        store(to + j, error ? load(values + j) + load(error + j) - sum : sum);
+    }
+    for (; j < k; j++) {
+        float sum = 0;
+        for (i64 c = 0; c < r; c++) sum += p[c * m] * q[c * k + j];
+        to[j] = error ? values[j] + error[j] - sum : sum;
     }
 }
 

@@ -340,3 +340,38 @@ def test_a_rank_that_is_stopped_is_named_by_its_own_host_alone(hosts: Hosts, tmp
     assert re.match(r"mpitrain: E_STALL rank=3/4 host=right step=5 phase=forward: no progress for \d s in stop at stalls.py:\d+ "
                     r"\(stopped by a signal\); rank 2 waits for it in ", result.error_lines[0])
     assert seconds_after_failure(result) < 3 + LIMIT
+
+
+# Compressed gradients
+
+@pytest.mark.parametrize("text", ["int8", "topk:0.05", "powersgd:2"])
+def test_gradients_are_compressed_between_hosts_and_what_the_link_counts_is_what_was_posted(hosts: Hosts, tmp_path: Path,
+                                                                                            text: str) -> None:
+    """Two ranks on each host: their sum is exact, in shared memory, and its slices cross; of a run of many steps less one of
+    few. PowerSGD's slices are cut between parameters, so one rank sends more than the other."""
+    link, posted = [], []
+    for steps in (20, 120):
+        words = ("examples/digits.toml", f"run.out={tmp_path}/{steps}", f"train.steps={steps}", "log.every=10",
+                 "train.eval_every=1000", f"comm.compress={text}", "model.hidden=[512, 512]")
+        before = hosts.bytes_sent("left")
+        done = ok(hosts.mpirun(4, "-m", "mpitrain", "train", *words, cwd=ROOT))
+        link.append(hosts.bytes_sent("left") - before)
+        assert f"gradients travel as {text} between 2 nodes, added up in float32 inside" in done.out
+        lines = [json.loads(line) for line in (tmp_path / str(steps) / "metrics.jsonl").read_text().splitlines()]
+        trained = [line for line in lines if "split" not in line]
+        assert all(line["wire_bytes"] == line["wire_bytes_nodes"] for line in trained)
+        posted.append(10 * sum(line["wire_bytes"] for line in trained))
+    crossed = (link[1] - link[0]) / (2 * (posted[1] - posted[0]))           # two ranks of the host send a slice each
+    assert (0.5 if text == "powersgd:2" else 0.85) < crossed < 1.25, crossed
+
+
+def test_between_hosts_a_resumed_run_has_the_bits_of_an_undisturbed_one(hosts: Hosts, tmp_path: Path) -> None:
+    words = ("examples/digits.toml", "train.eval_every=1000", "comm.compress=topk:0.05", "checkpoint.every=10")
+    hashes = []
+    for out, parts in (("whole", [20]), ("parts", [10, 20])):
+        for steps in parts:
+            more = ("--resume",) if steps != parts[0] else ()
+            ok(hosts.mpirun(4, "-m", "mpitrain", "train", *words, f"run.out={tmp_path}/{out}", f"train.steps={steps}",
+                            "optimizer.schedule=constant", *more, cwd=ROOT))
+        hashes.append(json.loads((tmp_path / out / "run.json").read_text())["parameters_sha256"])
+    assert hashes[0] == hashes[1]

@@ -64,6 +64,11 @@ class Deferred:
     def __init__(self, walk: Backward):
         self._walk: Backward | None = walk
 
+    @property
+    def nodes(self) -> list[tuple[Context, list[Array]]]:
+        """The operations with parameters, each with the gradients of its outputs, which may be replaced before `run`."""
+        return [] if self._walk is None else self._walk.deferred
+
     def run(self) -> None:
         if self._walk is None:
             raise GraphError("the second half of a split backward ran twice")

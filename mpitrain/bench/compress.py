@@ -1,7 +1,8 @@
 """What compressors cost: seconds and bytes for each byte of gradient, on one core.
 
-Encoding is that of one worker with its residual, in all phases; decoding that of one message, added to a sum. A record has what
-the simulator takes: `kind`, `rate`, `encode`, `decode` and `phases` of `schedules.simulate_levels.Coding`.
+Time is the processor's, so that other programs do not count. Encoding is that of one worker with its residual, in all phases;
+decoding that of one message, added to a sum. A record has what the simulator takes: `kind`, `rate`, `encode`, `decode` and
+`phases` of `schedules.simulate_levels.Coding`.
 """
 
 from __future__ import annotations
@@ -96,6 +97,6 @@ def _calls(compressor: Any, step: int, values: Any, state: Any, total: Any) -> t
 
 
 def _seconds(run: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = time.thread_time()
     run()
-    return time.perf_counter() - began
+    return time.thread_time() - began

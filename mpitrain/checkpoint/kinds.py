@@ -97,10 +97,12 @@ class Kept:
 class Values:
     """A kind of state that is equal on all ranks: `get()` gives small arrays by name, `put` takes the stored ones.
 
-    Unless it is `exact`, a checkpoint may have other names than `get` gives.
+    Unless it is `exact`, a checkpoint may have other names than `get` gives. `said` are lines for the run to tell, about what the
+    last one that was read did not have.
     """
 
     steady = True
+    said: Sequence[str] = ()
 
     def __init__(self, prefix: str, get: Callable[[], dict[str, Any]], put: Callable[[dict[str, Any]], None], *,
                  exact: bool = True):

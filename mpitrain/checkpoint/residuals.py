@@ -37,7 +37,6 @@ class Residuals(Values):
         super().__init__("workers", dict, lambda found: None, exact=False)
         self.compressed, self.control = compressed, control
         self._twins = {parameter.twin_of for parameter in whole.parameters() if parameter.twin_of}
-        self.said: list[str] = []
 
     def expected(self, shapes: Shapes) -> Expected:
         return {}                                             # a checkpoint may be of other workers, or of none
@@ -56,7 +55,7 @@ class Residuals(Values):
 
     def read(self, checkpoint: Checkpoint) -> None:
         """Takes a checkpoint's residuals. CheckpointError, on all ranks, where they cannot be this model's."""
-        self.said = []
+        self.said = ()
         before, wrong = self._workers(checkpoint), ""
         try:
             lacking = self._read(checkpoint, before)
@@ -114,8 +113,9 @@ class Residuals(Values):
 
     def _workers(self, checkpoint: Checkpoint) -> int:
         """How many workers the checkpoint is of; 0 where it has no residuals."""
-        numbers = sorted((number for number in {name.split("/")[1] for name in checkpoint.arrays if name.startswith("workers/")}
-                          if number.isdecimal()), key=int)
+        kinds, words = {"error", *self.compressed.owners}, [name.split("/") for name in checkpoint.arrays]
+        numbers = sorted({number for first, number, kind, *_ in filter(lambda found: len(found) > 3, words)
+                          if first == "workers" and kind in kinds and number.isdecimal()}, key=int)
         if COUNT not in checkpoint.arrays:
             if numbers:
                 raise CheckpointError(f"has residuals of worker {numbers[-1]}, and does not say how many workers there were; use "

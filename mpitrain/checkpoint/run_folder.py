@@ -1,6 +1,6 @@
 """The folder of a run: one job at a time, nothing of anyone else's touched.
 
-    runs/gpt/  config.toml  metrics.jsonl  run.json  trace.json  checkpoints/step-*/  errors/*.json  lock
+    runs/gpt/  config.toml  metrics.jsonl  run.json  trace.json  privacy.json  checkpoints/step-*/  errors/*.json  lock
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mpitrain.checkpoint import claim, folders
 from mpitrain.errors import LostFolderError, OutputError, print_warning
 from mpitrain.files.disk import FILE_MODE, make_folder, refuse_strangers, replace_file, storage_error
 
-FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json")
+FILES = ("config.toml", "metrics.jsonl", "run.json", "trace.json", "privacy.json")
 ERRORS = re.compile(r"(rank|step)-[0-9]{1,9}\.(json|stack\.txt)")
 UNFINISHED = ".tmp"                                       # the suffix while writing; one job holds the folder, so one name does
 LOCKS = re.compile(r"lock(\.[0-9]{1,9})?")               # with a number: where the file system has no locks
@@ -31,7 +31,7 @@ class RunFolder:
 
     def __init__(self, path: str | os.PathLike[str]):
         self.path = Path(path)
-        self.config, self.metrics, self.run_json, self.trace = (self.path / name for name in FILES)
+        self.config, self.metrics, self.run_json, self.trace, _ = (self.path / name for name in FILES)
         self.checkpoints = self.path / "checkpoints"
         self.errors = self.path / "errors"
         self._lock_path = self.path / "lock"

@@ -76,8 +76,8 @@ class State:
 
     @property
     def _has_slices(self) -> bool:
-        """Whether this rank has only slices of the parameters."""
-        return self.policy is not None and self.policy.cuts_parameters
+        """Whether this rank has only slices of the parameters, of those that checkpoints hold."""
+        return self.policy is not None and (self.policy.cuts_parameters or self.policy.masters)
 
     @property
     def is_cut(self) -> bool:

@@ -1,12 +1,16 @@
 """The tables of [[sync]]: over whom ranks meet, how often, with what, and what they do with it."""
 # Annotations are read as they are, so that no text has to be evaluated: no `from __future__ import annotations` here.
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from mpitrain.arguments import call_with
 from mpitrain.config.load import convert
 from mpitrain.config.messages import toml, written
 from mpitrain.config.sections import Config
+from mpitrain.config.topology import OUTER
 from mpitrain.errors import ConfigError, nearest
 
 
@@ -66,3 +70,8 @@ def _value(key: str, value: Any) -> Any:
 def _is_epochs(every: str) -> bool:
     count, _, word = every.partition(" ")
     return count.isdecimal() and int(count) >= 1 and word in ("epoch", "epochs")
+
+
+def make_outer(name: str, lr: float, arguments: Mapping[str, Any], folder: Path | None = None) -> Any:
+    """The outer rule of a level, an `optim.outer.OuterRule`. ConfigError for a name or a key that is not there."""
+    return call_with(OUTER.resolve(name, folder), {"lr": lr, **arguments}, f'outer = "{name}"', "sync")

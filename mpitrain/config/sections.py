@@ -150,6 +150,7 @@ class CommConfig:
     compress: str = ""                       # one of COMPRESSORS, "topk:0.01", for gradients between nodes; or "file.py:name"
     compress_feedback: bool = True           # what a message left out is added to the next one
     compress_after: int = 0                  # steps before the first compressed one
+    compress_parameters: str = ""            # the same, of the parameters that ranks with slices of them give each other
     compress_force: bool = False             # compress between all ranks, also those of one node
 
     @property

@@ -19,7 +19,7 @@ PARTITIONS: Registry[Any] = Registry("partition")
 CORRECTIONS: Registry[Any] = Registry("correction")
 ACCOUNTANTS: Registry[Any] = Registry("accountant")
 OWN = {
-    COMPRESSORS: ("parallel.compress", {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:OneBit",
+    COMPRESSORS: ("parallel.compress", {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:TwoMeans",
                                         "topk": "sparse:TopK", "randomk": "sparse:RandomK", "powersgd": "lowrank:PowerSGD"}),
     OUTER: ("optim", {"average": "outer:Average", "nesterov": "outer:Nesterov", "slowmo": "outer:SlowMo",
                       "fedavgm": "outer:FedAvgM", "fedadam": "outer:FedAdam", "fedyogi": "outer:FedYogi",
@@ -60,9 +60,11 @@ class WorkersConfig:
 class PrivacyConfig:
     unit: Literal["none", "client", "sample"] = "none"       # whose presence is hidden
     clip: float = 1.0                        # largest norm of what one unit adds
-    noise: float | str = 0.0                 # standard deviation of the noise over clip; "seeded": for tests, not private
+    noise: float | str = 0.0                 # standard deviation of the noise over clip; "seeded:1.1": for tests, not private
     epsilon: float = 0.0                     # or: noise is found for this, at the end of the run
     delta: float = 1e-5
     accountant: str = "rdp"                  # one of ACCOUNTANTS
     secure: bool = False                     # ranks see masked integers of each other's clients, and their sum
+    sampling: Literal["poisson", "shuffle"] = "poisson"      # of rows; of clients, workers.each_round says it
+    by_row: bool = False                     # each row is a micro-batch, also where norms of rows follow from whole batches
     threshold: float = 0.6                   # share of clients that must answer for the sum to be unmasked

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from mpitrain.config.messages import Refusal, toml, written
+from mpitrain.config.private import privacy
 from mpitrain.config.sections import POLICIES, SECTIONS, CommConfig, Config, keys_of
 from mpitrain.config.shrink_sections import PRUNERS
 from mpitrain.config.shrinking import SHRINKING
@@ -89,7 +90,7 @@ def lists(config: Config) -> Iterator[Refusal]:
     if isinstance(t.recompute, int) and t.recompute < 0:
         yield (f"train.recompute must be true, false, a number of blocks, 0 or more, or names of blocks, found {t.recompute}",
                ("train.recompute",))
-    if t.micro_batches > t.batch_size and not config.workers.count:
+    if t.micro_batches > t.batch_size and not config.workers.count and config.privacy.unit == "none":
         yield (f"train.micro_batches = {t.micro_batches} is more than the {t.batch_size} samples of train.batch_size",
                ("train.micro_batches", "train.batch_size"))
 
@@ -182,7 +183,7 @@ def times(config: Config) -> Iterator[Refusal]:
 
 
 VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, inputs, averages, words, one_thread, finite, times,
-          *SHRINKING)
+          privacy, *SHRINKING)
 
 
 def _is_finite(value: Any) -> bool:

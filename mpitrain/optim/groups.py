@@ -206,6 +206,7 @@ class Grouped(Optimizer):
         super().__init__(storage, lr)
         self.everyone = everyone
         self.whole_parameters = any(rule.whole_parameters for _, _, rule in self.rules)
+        self.sends = any(rule.sends for _, _, rule in self.rules)
         self.state = {f"{kind} of group {i}": flat for i, (_, _, rule) in enumerate(self.rules)
                       for kind, flat in rule.state.items()}
 

@@ -57,6 +57,7 @@ class Optimizer:
     whole_parameters = False                      # True: the rule needs norms of whole parameters, so it cannot update parts.
     __signature__: inspect.Signature
     needs_closure = False                         # True: `step` asks for the loss and the gradient several times (L-BFGS).
+    sends = False                                 # True: it says what ranks send in the place of gradients (`one_bit.OneBit`).
     averages: Sequence[str] = ()                  # The states that are weights themselves, means of them: pruned where these are.
     condensed = False                             # True: states have shapes of their own, `state_shape`, by whole parameters.
     prefix = "optimizer"                          # of its states in checkpoints
@@ -247,5 +248,6 @@ OPTIMIZERS: Registry[Callable[..., Optimizer]] = Registry("optimizer")
 for _name, _place in (("adagrad", "elementwise:Adagrad"), ("adadelta", "elementwise:Adadelta"), ("adamax", "elementwise:Adamax"),
                       ("nadam", "elementwise:NAdam"), ("radam", "elementwise:RAdam"), ("lion", "elementwise:Lion"),
                       ("asgd", "elementwise:ASGD"), ("rprop", "elementwise:Rprop"), ("adafactor", "matrices:Adafactor"),
-                      ("muon", "matrices:Muon"), ("lbfgs", "lbfgs:LBFGS")):
+                      ("muon", "matrices:Muon"), ("lbfgs", "lbfgs:LBFGS"), ("onebit_adam", "one_bit:OneBitAdam"),
+                      ("onebit_lamb", "one_bit:OneBitLAMB"), ("zeroone_adam", "zero_one:ZeroOneAdam")):
     OPTIMIZERS.register_later(_name, f"mpitrain.optim.{_place}")

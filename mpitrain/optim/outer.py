@@ -136,11 +136,3 @@ class FedYogi(Adaptive):
 
     def second(self, v: Array, square: Array) -> None:
         v -= v.dtype.type(1.0 - self.betas[1]) * square * array_module(v).sign(v - square)
-
-
-def make_outer(name: str, lr: float, arguments: Mapping[str, Any], folder: Any = None) -> OuterRule:
-    """The rule of a level. ConfigError for a name or a key that is not there."""
-    from mpitrain.arguments import call_with
-    from mpitrain.config.topology import OUTER
-    made: OuterRule = call_with(OUTER.resolve(name, folder), {"lr": lr, **arguments}, f'outer = "{name}"', "sync")
-    return made

@@ -152,5 +152,9 @@ class LAMB(Adam):
             weight, length = math.sqrt(sum_of_squares(w)), math.sqrt(sum_of_squares(direction))
             if weight > 0.0 and length > 0.0:
                 rate = lr * weight / length
+                self.took(run, weight / length)
         direction *= rate
         w -= direction
+
+    def took(self, run: Run, ratio: float) -> None:
+        """Called with the ratio of norms by which the rate of a matrix was multiplied."""

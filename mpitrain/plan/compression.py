@@ -28,14 +28,14 @@ class Cost(NamedTuple):
     kept: int
 
 
-def cost_of(config: Config, p: Placement, make: Make, n: int) -> Cost:
+def cost_of(config: Config, p: Placement, make: Make, n: int, feedback: bool) -> Cost:
     """The cost of a stage's exchange between `n` workers, each of which has whole buckets."""
     layout, sent, dense, kept = p.layout(), 0, 0, 0
     for bucket in p.buckets(layout):
         if not bucket.trained_ever:
             continue
         pieces = pieces_of(bucket.segments, bucket.start, bucket.stop)
-        compressor = make(pieces, n, seed=config.run.seed, feedback=config.comm.compress_feedback)
+        compressor = make(pieces, n, seed=config.run.seed, feedback=feedback)
         plan = make_plan(_steps(config, n, compressor.length), 0, n, bucket.stop - bucket.start, 4)
         dense += HEADER_BYTES + sum(stop - start for round_ in plan.rounds for _, start, stop, _ in round_.sends)
         sent += HEADER_BYTES + program_of(compressor, 0, lambda words: _steps(config, n, words), {}, lambda: 0).sent
@@ -54,12 +54,16 @@ def kept_by(compressor: Compressor) -> int:
     return sizes["worker"] + sizes["owner"] // compressor.n + sizes["all"]
 
 
-def residual_bytes(config: Config, p: Placement, share: float = 1.0) -> int:
-    """Bytes that a rank keeps for compressed gradients, if it has that `share` of a worker's; by default all of it."""
-    n = p.grid.count(REPLICAS)
-    if not config.comm.compress or n == 1 or not share:
+def residual_bytes(config: Config, p: Placement, share: float = 1.0, text: str = "") -> int:
+    """Bytes that a rank keeps for compressed gradients, if it has that `share` of a worker's; by default all of it. `text` names
+    the compressor of an optimizer that has one (default: comm.compress)."""
+    n, feedback = p.grid.count(REPLICAS), bool(text) or config.comm.compress_feedback
+    if not (text or (config.comm.compress and n > 1)) or not share or p.kind in ("gradients", "parameters"):
         return 0
-    return int(share * cost_of(config, p, make_compressor(config.comm.compress, config.folder), n).kept)
+    found = cost_of(config, p, make_compressor(text or config.comm.compress, config.folder), n, feedback)
+    if p.kind == "optimizer":                                 # No sum is rounded: there is what a worker's messages leave out.
+        return 4 * p.layout().size * feedback
+    return int(share * found.kept)
 
 
 def prove(config: Config, stages: Sequence[Placement], n: int) -> None:
@@ -80,7 +84,7 @@ def compression_lines(config: Config, stages: Sequence[Placement]) -> Iterator[s
         yield f'comm.compress = "{config.comm.compress}" has no effect: no other rank has the same parameters'
         return
     make = make_compressor(config.comm.compress, config.folder)
-    costs = [cost_of(config, p, make, n) for p in stages]
+    costs = [cost_of(config, p, make, n, config.comm.compress_feedback) for p in stages]
     largest = max(costs, key=lambda cost: cost.dense)
     where = "" if config.comm.compress_force else ", on nodes of their own; on one node it has no effect"
     yield (f"gradients as {make.text} between {n} workers{where}: {largest.sent:,} bytes of a rank and step instead of "

@@ -42,6 +42,7 @@ from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
 from mpitrain.train.build.evaluation import refuse_evaluations
+from mpitrain.train.build.extensions import extensions_of
 from mpitrain.train.build.from_config import Described, checkpoint_folder, never_thawed, observers_of
 from mpitrain.train.build.from_config import describe as describe_run
 from mpitrain.train.build.inputs import Inputs, describe_files, inputs_of
@@ -80,11 +81,10 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     written, config = config, with_sizes(config, inputs)
     made = describe_run(config, inputs.tokens, inputs)
     model = made.model
+    parts = extensions_of(config, grid, inputs, model, made.loss, made.optimizer)
     rows: Any = inputs.train_rows
-    if config.workers.count:
-        from mpitrain.train.build.workers import federation_of  # few runs are federations
-        federation = federation_of(config, inputs)
-        rows, config = federation.rounds, federation.as_rounds
+    for part in parts:
+        config, rows = part.configured(config), part.drawn(rows)
     valid = validate(config, grid, model, made.optimizer, made.rate, rows)
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
     n_parameters, worked = model.count_parameters(), work_line(model, inputs)
@@ -110,9 +110,10 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     if buffers:
         yield from table(("buffer", "shape"), buffers)
     yield from never_thawed(config, config.train.steps or config.train.epochs * valid.sampler.steps_per_epoch)
-    if config.workers.count:
-        yield from federation.lines()
-    else:
+    steps = config.train.steps or config.train.epochs * valid.sampler.steps_per_epoch
+    said = [line for part in parts for line in part.described(steps)]
+    yield from said
+    if not config.workers.count:
         yield f"global batch of {config.train.batch_size} rows in {n_micro} micro-batches"
     stages = [placed.at_stage(index) for index in range(pp)]
     if pp > 1:

@@ -8,9 +8,8 @@ from mpitrain.comm.messages.prepare import make_plan
 from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.config import Config
 from mpitrain.config.levels import Level as Table
-from mpitrain.config.levels import levels_of
+from mpitrain.config.levels import levels_of, make_outer
 from mpitrain.nn import FlatLayout
-from mpitrain.optim.outer import make_outer
 from mpitrain.parallel.compress.compressor import Make, Piece, make_compressor
 from mpitrain.parallel.compress.programs import program_of
 from mpitrain.parallel.levels.fragments import fragments_of

@@ -82,17 +82,19 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
                     kept_for_a_row=kept_for_a_row)
 
 
-def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: float = 1.0) -> Forecast:
+def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: float = 1.0, masters: bool = True) -> Forecast:
     """The memory of a run of `placed` by its configuration; the first training row is the sample. A rank has that `share` of a
-    worker that compresses gradients."""
+    worker that compresses gradients, and with `masters`, slices of float32 apart from parameters that are rounded."""
     more: dict[str, Any] = {}
-    if config.comm.compress:
+    sends = make_optimizer(config, probe()).sends
+    if config.comm.compress or sends:
         from mpitrain.plan.compression import residual_bytes
-        more["residuals"] = partial(residual_bytes, config, share=share)
+        more["residuals"] = partial(residual_bytes, config, share=share, text="onebit" if sends else "")
     if config.sync.levels:
         from mpitrain.plan.levels import level_bytes
         more["levels"] = partial(level_bytes, config)
     copies = (config.average.kind != "none") + bool(config.shrink.prune and config.shrink.rewind != "never")
+    copies += bool(config.comm.compress_parameters and masters and placed.kind in ("optimizer", "gradients"))
     return forecast(placed, inputs.sample(), loss=make_loss(config, inputs.tokens, inputs), tokens=inputs.tokens,
                     optimizer=lambda storage: make_optimizer(config, storage), schedule=find_schedule(config),
                     offload=config.optimizer.offload, copies=copies, of_workers=of_workers(config, placed), **more)

@@ -117,7 +117,7 @@ def predict_memory(config: Config, session: Session, job: Job) -> Forecast:
             train = as_rounds(config).train
         placement = place(make_model(config), Grid(session.mesh.lengths), config.mesh, train, config.comm,
                           stages=[b - a for a, b in pairwise(bounds)])
-        found = forecast_of(config, placement, session.inputs, share=share)
+        found = forecast_of(config, placement, session.inputs, share=share, masters=job.policy.masters)
         return [list(map(list, found.stages)), found.why]
 
     stages, why = on_first(session.control, predict)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,8 +15,7 @@ class Step(NamedTuple):
     (`pipeline.late.LateLosses`), and who asks for it waits for the step.
 
     `comm_exposed_s` is the wait of the rank that waited least: the others waited for slower ranks too, not for messages alone.
-    `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`; `told` is what lines of metrics
-    say of it, by name. `skipped` is the number of steps
+    `tally` sums all mixtures of experts, if there are any: see `nn.MixtureOfExperts.take_tally`. `skipped` is the number of steps
     so far that were left out because they were not finite, perhaps this one. `worked` (n,) and `loaded` (n,) are seconds of each
     of n ranks, valid until the next step: at work rather than waiting for other ranks, and of these waiting for data; empty on
     one rank.
@@ -32,7 +29,6 @@ class Step(NamedTuple):
     skipped: int = 0
     worked: np.ndarray[Any, Any] = NO_TALLY
     loaded: np.ndarray[Any, Any] = NO_TALLY
-    told: Mapping[str, float] = MappingProxyType({})
 
     @property
     def loss(self) -> float:

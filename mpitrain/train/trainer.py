@@ -200,8 +200,10 @@ class Trainer:
             if self.saver is not None and self.bad_steps.go_back is not None:
                 self._saved(self.saver.finish())                 # the state to go back to may still be on its way to the disk
             self.bad_steps.leave_out(self.folder, done, self.pipeline.blamed, self.update.blamed, self.tell)
-        told = self.pipeline.tallies.told(result.tally, result.grad_norm)
-        result = result._replace(skipped=self.bad_steps.skipped, told=told)
+        self.more.clear()
+        self.more.update(self.pipeline.tallies.told(result.tally, result.grad_norm))
+        if self.bad_steps.skipped:
+            result = result._replace(skipped=self.bad_steps.skipped)
         self._check(result, done)
         seconds = time.perf_counter() - began
         try:
@@ -296,7 +298,7 @@ class Trainer:
         return {"step": done, "best": list(self.best) if self.best else None, "evaluated": self.evaluated, "metrics": metrics,
                 "best_metric": self.judge[0], **({"stop": self.patience.record()} if self.patience is not None else {}),
                 **({"rate": self.update.rate.record()} if isinstance(self.update.rate, Adaptive) else {}),
-                **self.bad_steps.record()}
+                **self.bad_steps.record(), **({"privacy": self.update.private.record()} if self.update.private else {})}
 
     def _saved(self, step: int | None) -> None:
         if step is not None:

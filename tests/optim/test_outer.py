@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpitrain.config.levels import make_outer
 from mpitrain.errors import ConfigError
-from mpitrain.optim.outer import make_outer
 
 ROUNDS, N = 6, 50
 

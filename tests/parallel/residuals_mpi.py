@@ -20,6 +20,7 @@ from mpitrain.checkpoint.parts import Piece
 from mpitrain.errors import CheckpointError, NumericsError
 
 TEXTS = ["int8", "int4", "onebit", "topk:0.05", "randomk:0.1", "powersgd:2"]
+ONE_OF_A_KIND = ("onebit", "topk:0.05", "powersgd:2")        # on two ranks, whose tests run most often
 SMALL = {"bucket_bytes": 3000, "clip_norm": 0.0, "micro_batches": 4}
 
 
@@ -35,6 +36,11 @@ def folder(comm: Any) -> Iterator[Path]:
     with TemporaryDirectory() as mine:
         yield Path(comm.bcast(mine))
         comm.Barrier()
+
+
+def seldom(comm: Any, text: str) -> None:
+    if comm.size == 2 and text not in ONE_OF_A_KIND:
+        pytest.skip("seen on more ranks")
 
 
 def options(text: str, force: bool = True, **more: Any) -> dict[str, Any]:
@@ -63,21 +69,22 @@ def in_two(comm: Any, folder: Path, count: int, make: Any, mesh: dict[str, int],
     around = nodes(comm, count) if count > 1 else nullcontext()
     with around:
         with job(comm, make, mesh, **given) as found:
-            go(found, 0, 6)
+            go(found, 0, 4)
             whole = hash_of(found)
         with job(comm, make, mesh, **given) as found:
-            go(found, 0, 3)
+            go(found, 0, 2)
             pieces = [piece for piece in found.state.pieces() if not (drop and piece.name.startswith(drop))]
-            store.save(folder, 3, pieces, {}, found.channel)
+            store.save(folder, 2, pieces, {}, found.channel)
         with job(comm, make, mesh, **given) as found:
             found.resume(store.latest(folder, found.channel))
             kind = next(kind for kind in found.state.kept if kind.prefix == "workers")
-            go(found, 3, 3)
+            go(found, 2, 2)
             return whole, hash_of(found), list(kind.said)
 
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(comm: Any, folder: Path, text: str) -> None:
+    seldom(comm, text)
     whole, resumed, said = in_two(comm, folder, 1, mlp, {}, options(text))
     assert whole == resumed and not said
 
@@ -193,6 +200,7 @@ def test_what_no_run_has_written_is_refused_on_all_ranks(comm: Any, folder: Path
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_gradient_that_is_not_finite_on_one_rank_stops_all_before_the_update(comm: Any, folder: Path, text: str) -> None:
+    seldom(comm, text)
     with job(comm, mlp, {}, **options(text)) as found:
         go(found, 0, 2)
         save(found, folder, 2)

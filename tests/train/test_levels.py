@@ -137,6 +137,23 @@ def test_a_wrong_level_ends_the_job_with_one_line(tmp_path: Path) -> None:
     ok(mpirun(1, "-m", "mpitrain", "inspect", write(tmp_path, text("every = 10\n", base=SMALL)), "--ranks", "2", cwd=tmp_path))
 
 
+SPOILS = """
+from mpi4py import MPI
+from mpitrain import optim
+class Spoils(optim.SGD):
+    def change(self, run, gradients, lr, step, scale):
+        super().change(run, gradients, lr, step, scale)
+        if step == 3 and MPI.COMM_WORLD.rank == 1:
+            self.storage.values[run.start:run.stop] = float("nan")
+"""
+
+
+def test_a_site_whose_parameters_are_spoilt_ends_the_job_before_it_meets_another(tmp_path: Path) -> None:
+    (tmp_path / "spoils.py").write_text(SPOILS)
+    config = write(tmp_path, text("every = 10\n", base=SMALL.replace('"adamw"', '"spoils.py:Spoils"')))
+    refused(mpirun(2, "-m", "mpitrain", "train", config, cwd=tmp_path), 79, "rank=1/2", "step=4", "an earlier step has spoilt")
+
+
 @pytest.mark.parametrize("level, said", [
     ("every = 0", "sync.every must be a number of steps, at least 1"),
     ("every = 51", "every = 51 is beyond the run, which has 50 steps: sites would not meet; set every to 50 or less"),

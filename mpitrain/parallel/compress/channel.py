@@ -60,6 +60,7 @@ class CompressedSum:
     """
 
     tree = None
+    compares = True                                           # A run finds out whether dense sums would be faster.
 
     def __init__(self, channel: AnyChannel, layout: FlatLayout, make: Make, *, step: Callable[[], int], seed: int = 0,
                  feedback: bool = True, after: int = 0):

@@ -29,7 +29,7 @@ def check_compressor(make: Make, n: int, pieces: Sequence[Piece], *, seed: int =
     some 6 n such arrays."""
     try:
         trial = _Trial(make, n, tuple(pieces), seed, feedback)
-        for proof in (_lengths, _messages, _feedback, _zeros, _memory, _cuts, _not_finite):
+        for proof in (_lengths, _written, _messages, _feedback, _zeros, _memory, _cuts, _not_finite):
             proof(trial)
             trial.guarded.clear()
     except CompressError as error:
@@ -102,6 +102,27 @@ def _lengths(trial: _Trial) -> None:
     for name, kept in compressor.states().items():
         if kept.of not in ("worker", "owner", "all") or (kept.of == "owner" and kept.shape != (trial.length,)):
             raise CompressError(f'state "{name}" is {kept}; expected of "worker", "all", or "owner" with the array\'s own shape')
+
+
+def _written(trial: _Trial) -> None:
+    """The first message of a worker, in memory that held other bytes before."""
+    found, gradient = [], trial.gradients(0, 1)[0]
+    for fill in (0x00, 0xFF):
+        compressor: Any = trial.make(trial.pieces, trial.n, seed=trial.seed, feedback=trial.feedback)
+        state = compressor.new_state()
+        if compressor.kind == "packed":
+            message = trial.memory(fill, compressor.nbytes(0, compressor.blocks), np.uint8)
+            compressor.encode(0, 0, gradient, state.get("error"), 0, compressor.blocks, message)
+        elif compressor.kind == "gathered":
+            message = trial.memory(fill, compressor.nbytes(), np.uint8)
+            compressor.encode(0, gradient, state, message)
+        else:
+            message = trial.memory(fill, compressor.words(0), np.float32)
+            compressor.encode(0, 0, gradient, state, message)
+        found.append(message.tobytes())
+    trial.untouched()
+    if found[0] != found[1]:
+        raise CompressError("encode does not write all of its message, or is not the same twice: two runs sent other bytes")
 
 
 def _messages(trial: _Trial) -> None:
@@ -214,8 +235,8 @@ def _not_finite(trial: _Trial) -> None:
             result = workers.exchange(1, gradients)[0]
         for piece in there:
             if np.isfinite(result[piece.start:piece.stop]).all():
-                raise CompressError(f"{value} in the gradient of {piece.name} on a rank does not arrive: the sum is finite there, "
-                                    f"and training would go on")
+                raise CompressError(f"{value} in the gradient of {piece.name} on a rank does not arrive: the sum there is "
+                                    f"finite, and training would go on")
         for state in workers.states:
             for name, array in state.items():
                 if not np.isfinite(array).all():

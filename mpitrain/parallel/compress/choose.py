@@ -23,8 +23,8 @@ def several_nodes(channel: AnyChannel) -> bool:
     return len(set(hosts_of(channel.comm))) > 1
 
 
-def choose(config: Config, channel: AnyChannel, layout: FlatLayout, step: Callable[[], int]) -> CompressedSum | str:
-    """The compressed sum of a run's gradients, or the reason why it has none. Collective over the channel."""
+def why_dense(config: Config, channel: AnyChannel) -> str:
+    """The reason why gradients travel as they are; empty text where they are compressed. Collective."""
     comm = config.comm
     what = f'comm.compress = "{comm.compress}" has no effect'
     if channel.size == 1:
@@ -32,6 +32,14 @@ def choose(config: Config, channel: AnyChannel, layout: FlatLayout, step: Callab
     if not comm.compress_force and not several_nodes(channel):
         return (f"{what}: all {channel.size} ranks are on one node, whose memory adds up gradients in less time than encoding "
                 "takes; comm.compress_force = true uses it all the same")
+    return ""
+
+
+def choose(config: Config, channel: AnyChannel, layout: FlatLayout, step: Callable[[], int]) -> CompressedSum | str:
+    """The compressed sum of a run's gradients, or the reason why it has none. Collective over the channel."""
+    if why := why_dense(config, channel):
+        return why
+    comm = config.comm
     make = make_compressor(comm.compress, config.folder)
     return CompressedSum(channel, layout, make, step=step, seed=config.run.seed, feedback=comm.compress_feedback,
                          after=comm.compress_after)

@@ -68,7 +68,7 @@ class Compressor(ABC):
     ones that begin or end inside of a block of their parameter."""
 
     kind: ClassVar[Literal["packed", "linear", "gathered"]]
-    exact: ClassVar[bool] = False                 # what is sent and the residual add up to gradient + old residual, to the bit
+    exact = False                                 # what is sent and the residual add up to gradient + old residual, to the bit
     block: int | None = None                      # elements: a parameter may be cut at multiples of it; None: nowhere
 
     def __init__(self, pieces: Sequence[Piece], n: int, *, seed: int = 0, feedback: bool = True):

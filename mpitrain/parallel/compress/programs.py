@@ -89,8 +89,8 @@ def packed(c: Packed, rank: int, state: State, step: Callable[[], int], message_
                       tuple((wire[peer], peer) for peer in others if sizes[peer]), ())
     from_owners = Stage((), tuple((wire[peer], peer) for peer in reversed(others) if sizes[peer]),
                         tuple((wire[rank], peer) for peer in others if sizes[rank]), ())
-    rounds = [*framed(_rounds([to_owners], 1, message_bytes), encode, *([add_up] if sizes[rank] else [])),
-              *framed(_rounds([from_owners], 1, message_bytes), None, decode)]
+    rounds = [*framed(rounds_of([to_owners], 1, message_bytes), encode, *([add_up] if sizes[rank] else [])),
+              *framed(rounds_of([from_owners], 1, message_bytes), None, decode)]
     return Program(rounds, {WIRE: places[-1], ARRIVED: sizes[rank] * (c.n - 1)})
 
 
@@ -111,7 +111,7 @@ def linear(c: Linear, rank: int, algorithm: Callable[[int], Algorithm], state: S
         stages = plain(algorithm(words)(rank, c.n, words)) if words else []
         lengths = {buffer: max(length, needed(stages, buffer)) for buffer, length in lengths.items()}
         lengths[SUMS] = max(lengths[SUMS], words)
-        rounds += framed(_rounds(stages, 4, message_bytes), encode, decode)
+        rounds += framed(rounds_of(stages, 4, message_bytes), encode, decode)
     return Program(rounds, {buffer: 4 * length for buffer, length in lengths.items()})
 
 
@@ -127,7 +127,7 @@ def gathered(c: Gathered, rank: int, state: State, step: Callable[[], int], mess
     stages = [stage._replace(receives=tuple((part._replace(buffer=WIRE), peer) for part, peer in stage.receives),
                              sends=tuple((part._replace(buffer=WIRE), peer) for part, peer in stage.sends))
               for stage in plain(direct_all_gather(rank, c.n, c.n * size))]
-    return Program(framed(_rounds(stages, 1, message_bytes), encode, decode), {WIRE: c.n * size})
+    return Program(framed(rounds_of(stages, 1, message_bytes), encode, decode), {WIRE: c.n * size})
 
 
 def owned(c: Compressor, rank: int) -> tuple[int, int]:
@@ -164,5 +164,5 @@ def cut_evenly(bounds: Sequence[int], n: int) -> list[int]:
     return [*found, last]
 
 
-def _rounds(stages: Sequence[Stage], itemsize: int, message_bytes: int) -> list[Messages]:
+def rounds_of(stages: Sequence[Stage], itemsize: int, message_bytes: int) -> list[Messages]:
     return translate(stages, dict.fromkeys((SUMS, INBOX, WIRE, ARRIVED), itemsize), message_bytes)

@@ -10,6 +10,7 @@ from mpitrain.config import Config
 from mpitrain.config.rules import name_of
 from mpitrain.config.values import LAYOUT
 from mpitrain.errors import ConfigError
+from mpitrain.kernels.optimizer import NORM_BLOCK
 from mpitrain.parallel.compress.compressor import Make, make_compressor
 from mpitrain.schedules.collectives import ALL_GATHER
 from mpitrain.schedules.grid import Grid
@@ -22,7 +23,7 @@ def refuse_compression(config: Config, grid: Grid, *, on_gpu: bool, closure: str
     """The compressor of comm.compress. ConfigError, on all ranks alike, where it does not go with another key; `closure` is the
     optimizer, if that computes the loss of a step several times."""
     make = make_compressor(config.comm.compress, config.folder)
-    for error in (*_state(config, grid, closure), *_numbers(config, on_gpu), *_ways(config, make)):
+    for error in (*_state(config, grid, closure), *_slices(config, make), *_numbers(config, on_gpu), *_ways(config, make)):
         raise error
     return make
 
@@ -36,9 +37,6 @@ def _state(config: Config, grid: Grid, closure: str) -> Iterator[ConfigError]:
     if c.node_shared:
         yield ConfigError(f"{what} rounds whole buckets, and comm.node_shared = true updates each rank's slice as it is summed; "
                           "set comm.node_shared = false")
-    if c.cuts != "none" or ":" in c.sharding:
-        yield ConfigError(f"{what} adds up whole gradients on every rank, and its residual is as long as the parameters, found "
-                          f'comm.sharding = "{c.sharding}"; set comm.sharding = "none"')
     if grid.size("ep") > 1:
         yield ConfigError(f"{what} compresses gradients that all data-parallel ranks add up, and mesh.ep = {grid.size('ep')} "
                           "adds up those of experts over others; set mesh.ep = 1")
@@ -54,6 +52,51 @@ def _state(config: Config, grid: Grid, closure: str) -> Iterator[ConfigError]:
     if t.on_lost == "go_on" and c.compress_feedback:
         yield ConfigError(f'{what} keeps residuals that only their own rank has, and train.on_lost = "go_on" goes on without it; '
                           'set train.on_lost = "stop", or comm.compress_feedback = false')
+
+
+def _slices(config: Config, make: Make) -> Iterator[ConfigError]:
+    """Of a sum of which ranks keep slices: what is added up comes in blocks, and does not live by what a message has left out."""
+    c, what = config.comm, f'comm.compress = "{make.text}"'
+    found = f'found comm.sharding = "{c.sharding}"; set comm.sharding = "none"'
+    if ":" in c.sharding:
+        yield ConfigError(f"{what} adds up gradients in its own way, and a policy of your own in another, {found}")
+    if c.cuts != "none" and not in_slices(make):
+        yield ConfigError(f"{what} adds up whole gradients on every rank, and not slices of them, {found}, or comm.compress = "
+                          '"int8"')
+    if c.cuts in ("gradients", "parameters") and is_one_bit(make):
+        yield ConfigError(f"{what} lives by its residuals, which are as long as the parameters, and ranks keep slices, {found} "
+                          'or "optimizer", or comm.compress = "int8"')
+
+
+def in_slices(make: Make) -> bool:
+    """Whether slices of a bucket are made of whole blocks."""
+    return make.kind == "packed" and make.block is not None and NORM_BLOCK % make.block == 0
+
+
+def is_one_bit(make: Make) -> bool:
+    return getattr(make.cls, "bits", 8) == 1
+
+
+def refuse_packed_parameters(config: Config, *, on_gpu: bool) -> None:
+    """ConfigError, on all ranks alike, where comm.compress_parameters does not go with another key."""
+    c, t = config.comm, config.train
+    what = f'comm.compress_parameters = "{c.compress_parameters}"'
+    try:
+        make = make_compressor(c.compress_parameters, config.folder)
+    except ConfigError as error:
+        raise ConfigError(error.message.replace("comm.compress =", "comm.compress_parameters =")) from None
+    if not in_slices(make) or is_one_bit(make):
+        raise ConfigError(f'{what} must send every parameter, in blocks of a few bits each, and this does not; set it to "int8" '
+                          'or "int4"')
+    for wrong, why in (
+            (c.cuts == "none", f'is for ranks that give each other slices, found comm.sharding = "{c.sharding}"; set '
+             'comm.sharding = "optimizer", "gradients" or "parameters"'),
+            (t.reproducible == "layout", f"rounds what travels, and {LAYOUT} promises the bits of one rank; set "
+             'train.reproducible = "run"'),
+            (on_gpu, 'is for train.device = "cpu", found "gpu"'),
+            (t.precision != "float32", f'rounds float32, found train.precision = "{t.precision}"; set it to "float32"')):
+        if wrong:
+            raise ConfigError(f"{what} {why}, or leave it empty")
 
 
 def _numbers(config: Config, on_gpu: bool) -> Iterator[ConfigError]:

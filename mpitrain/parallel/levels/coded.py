@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mpitrain.backend import Array
@@ -13,8 +13,7 @@ from mpitrain.parallel.levels.fragments import Fragment
 
 if TYPE_CHECKING:
     from mpitrain.comm.work import Work
-    from mpitrain.parallel.levels.level import Parts
-    from mpitrain.parallel.levels.outer import Outer
+    from mpitrain.parallel.levels.level import Level, Parts
 
 
 class Coded:
@@ -24,13 +23,13 @@ class Coded:
     what cannot be in a checkpoint here. It communicates.
     """
 
-    def __init__(self, level: Outer, make: Make):
-        self.level, self.make, self.clock = level, make, Clock()
+    def __init__(self, level: Level, fragments: Sequence[Fragment], make: Make):
+        self.level, self.fragments, self.make, self.clock = level, fragments, make, Clock()
         control, seed = level.policy.context.control, level.policy.setup.config.run.seed
         self.states: dict[int, dict[str, Array]] = {}
         self.exchanges: dict[int, Exchange] = {}
         wrong = ""
-        for fragment in level.fragments:
+        for fragment in fragments:
             pieces = pieces_of(fragment)
             if not pieces:
                 continue
@@ -75,7 +74,7 @@ class Coded:
 
     def _parts(self, name: str, *, owned: bool = False) -> Parts:
         parts: Parts = []
-        for fragment in self.level.fragments:
+        for fragment in self.fragments:
             if fragment.number not in self.states:
                 continue
             first, stop = self.exchanges[fragment.number].owned if owned else (0, fragment.size)

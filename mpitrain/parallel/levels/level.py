@@ -135,6 +135,7 @@ class Level:
 
     def finish(self) -> None:
         """The run is over: the mean of the sites is its result. It communicates."""
+        self.wait()
         if self.apart:
             self.take_mean()
             self.exchange()

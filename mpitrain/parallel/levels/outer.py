@@ -29,7 +29,6 @@ from mpitrain.parallel.levels.rounds import Rounds
 
 if TYPE_CHECKING:
     from mpitrain.comm.work import Work
-    from mpitrain.parallel.levels.coded import Coded
     from mpitrain.parallel.policies.policy import Policy
 
 
@@ -50,7 +49,7 @@ class Outer(Level):
     trains_apart = True
 
     def __init__(self, policy: Policy, rounds: Rounds, rule: OuterRule, fragment_of: Mapping[str, int], alpha: float = 1.0,
-                 code: Callable[[Outer], Coded] | None = None):
+                 code: Callable[[Level, Sequence[Fragment]], Any] | None = None):
         super().__init__(policy)
         self.rounds, self.rule, self.alpha, self.fragment_of = rounds, rule, alpha, fragment_of
         self.fragments = [Fragment(f, [s for s in self.trained if fragment_of[s.parameter.key] == f], self.storage)
@@ -59,7 +58,7 @@ class Outer(Level):
         self.state = {name: self.storage.new_flat() for name in rule.states}
         for name, first in rule.states.items():
             self.state[name].fill(first)
-        self.coded = None if code is None else code(self)
+        self.coded = None if code is None else code(self, self.fragments)
         self._works: dict[int, Work | None] = {}              # The sums under way, by fragment; None: it is there.
         self._dense = GradientMean(self) if rounds.after else None
         self._waited_s, self._largest, self._since, self._told = 0.0, 0, 0, 0

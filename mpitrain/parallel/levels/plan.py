@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from mpitrain.config import Config
 from mpitrain.config.levels import Level as Table
-from mpitrain.config.levels import levels_of
+from mpitrain.config.levels import levels_of, make_outer
 from mpitrain.config.messages import toml
 from mpitrain.config.topology import GRAPHS
 from mpitrain.errors import nearest
-from mpitrain.optim.outer import OuterRule, make_outer
+from mpitrain.optim.outer import OuterRule
 from mpitrain.parallel.levels.rounds import Rounds
 from mpitrain.registry import named
 from mpitrain.schedules.graph_check import METHODS, Proved, check_graph

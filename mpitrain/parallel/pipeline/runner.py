@@ -184,7 +184,7 @@ class Pipeline:
                 grad = output.xp.full(output.shape, math.nan, output.dtype)
             if output.requires_grad and (self._travels or self.goes_on or not lost):
                 with part_of_batch(lambda: self._share(action)):
-                    rest = run_backward(output, grad, progress=self.reducer.progress, split=split)
+                    rest = self.differentiate(output, grad, self._micro[action.micro])
             if x.requires_grad and x.grad is None:            # Zeros travel then, like any gradient.
                 self.without_graph = virtual
             if lost and virtual:
@@ -194,6 +194,10 @@ class Pipeline:
         if virtual > 0:
             assert self.neighbours is not None
             self.neighbours.send_backward(x, virtual, action.micro)
+
+    def differentiate(self, output: Tensor, grad: Array, micro: MicroBatch) -> Deferred | None:
+        """Backward of a micro-batch's output; its second half, where it runs as two calls."""
+        return run_backward(output, grad, progress=self.reducer.progress, split=self._split)
 
     def _weights(self, action: Action) -> None:
         rest = self._deferred.pop((action.chunk, action.micro), None)

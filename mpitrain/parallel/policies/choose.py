@@ -14,6 +14,7 @@ from mpitrain.config.sections import POLICIES, Config
 from mpitrain.errors import ConfigError
 from mpitrain.parallel.policies.policy import Policy, Setup
 from mpitrain.parallel.policies.replicated import Replicated
+from mpitrain.placement.shard_cuts import probe
 from mpitrain.registry import named
 from mpitrain.schedules.grid import REPLICAS
 
@@ -25,6 +26,9 @@ def find_policy(config: Config) -> type[Policy]:
     if config.workers.count:
         from mpitrain.parallel.workers.policy import Federated
         return Federated
+    if config.privacy.unit != "none":
+        from mpitrain.parallel.policies.private import Private
+        return Private
     found: Any = POLICIES.resolve(config.comm.sharding, config.folder)
     if not (isinstance(found, type) and issubclass(found, Policy)):
         raise ConfigError(f'comm.sharding = "{config.comm.sharding}" must be a subclass of '
@@ -53,6 +57,9 @@ def choose(setup: Setup) -> Policy:
     asked = find_policy(setup.config)
     if comm.cuts != "none" and setup.context.mesh[REPLICAS].size == 1:
         asked = Replicated                                    # A single rank has nothing to cut.
+    if setup.optimizer is not None and setup.optimizer(probe()).sends:
+        from mpitrain.parallel.policies.one_bit import OneBitReplicated
+        asked = OneBitReplicated
     forced = bool(comm.compress) and comm.compress_force
     channel = gradient_channel(setup, by_messages=forced or (asked.cuts_gradients and not comm.node_shared))
     if not comm.node_shared or channel.size == 1:

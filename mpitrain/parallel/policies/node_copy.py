@@ -44,18 +44,18 @@ class NodeCopy:
 
     def piece(self, unit: Unit) -> tuple[int, int]:
         """The ends of this rank's piece, in elements of the bucket."""
-        bounds = self._bounds(unit)
+        bounds = self.bounds(unit)
         return bounds[0], bounds[-1]
 
     def start_gather(self, values: Array, unit: Unit) -> Work | None:
         """Begins to bring the new values of the piece from the other nodes, if there are any, into the copy `values`."""
         if self.shared.cross is None:
             return None
-        bounds = self._bounds(unit)
+        bounds = self.bounds(unit)
         piece = values[unit.start + bounds[0]:unit.start + bounds[-1]]
         slices = OwnersToAll((0, *(stop - bounds[0] for _, stop in pairwise(bounds))))
         return self.shared.cross.start_all_gather(piece, slices, unit.name)
 
-    def _bounds(self, unit: Unit) -> tuple[int, ...]:
+    def bounds(self, unit: Unit) -> tuple[int, ...]:
         """The ends of the slices of the piece, in elements of the bucket."""
         return unit.owners_to_all.bounds[self._first:self._first + self.n_nodes + 1]

@@ -71,6 +71,9 @@ class Policy(ABC):
     cuts: ClassVar[str] = "none"             # The states that ranks have slices of, one of `config.sections.STATES`.
     cuts_gradients: ClassVar[bool] = False   # Whether a bucket's memory is used again before the step is over.
     cuts_parameters: ClassVar[bool] = False  # Whether a rank puts blocks together while they compute.
+    private: Any = None                      # What the run has spent of privacy, where it hides its rows: `train.build.privacy`.
+    masters = False                          # Whether slices of float32 lie apart from parameters that are rounded.
+    packed: Any = None                       # The `packed.PackedParameters` of slices, where they travel so.
     per_node = False                         # Whether the ranks of a node share one copy of the parameters.
     compressed: Any = None                   # The `compress.channel.CompressedSum` of the gradients, where they travel so.
     layout: FlatLayout
@@ -299,7 +302,10 @@ class Policy(ABC):
             return
         by_messages = not channel.shared or channel.cross is not None or bool(channel.notes)
         travels = wire if dtype == "float32" and by_messages else dtype
-        self.choices["exchange"] = {"ranks": channel.size, "way": self.way(), "wire": travels}
+        coded = travels if self.compressed is None else self.compressed.make.text
+        self.choices["exchange"] = {"ranks": channel.size, "way": self.way(), "wire": coded}
+        if self.packed is not None:
+            self.choices["exchange"]["parameters"] = self.packed.text
         if wire not in ("float32", travels):
             self.said.append(f'comm.wire_dtype = "{wire}" has no effect: ' + (
                 "it is for gradients of float32" if dtype != "float32" else

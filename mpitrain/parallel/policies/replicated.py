@@ -47,8 +47,7 @@ class Replicated(Policy):
 
     def way(self) -> str:
         way = WAYS.get(self.setup.config.comm.library) or super().way()
-        found = self.compressed
-        return way if found is None else f"{way}, as {found.make.text} between {found.workers} workers"
+        return way if self.compressed is None else f"{way}, compressed between {self.compressed.workers} workers"
 
     def unlike(self, step: int) -> Sequence[str]:
         return () if self.compressed is None else ("workers", "compress")

@@ -44,6 +44,29 @@ class Sharded(Policy):
         self.whole_of(None if self.copy is None else self.copy.allocate)
         self.storage = self.shards = self.cut(self.layout)
         self.shards.values = self.shards.strips(self.values)
+        self.pack()
+        if self.packed is not None:
+            self.masters, own = True, self.shards.values
+            self.shards.values = self.shards.new_flat()
+            for unit in self.shards.units:
+                if unit.parts:
+                    self.shards.values[unit.shard] = own[unit.shard]
+            self.settle()                                     # All of a node have read their slices of the initial values.
+            self.packed.round(self.values)
+            self.settle()
+
+    def pack(self) -> None:
+        """Makes the gathers of `comm.compress_parameters`, or says why there are none. It communicates."""
+        config = self.setup.config
+        if not config.comm.compress_parameters or self.ranks.size == 1:
+            return
+        from mpitrain.parallel.policies.packed import PackedParameters, why_not
+        if why := why_not(config, self.channel, self.copy):
+            self.said.append(why)
+            return
+        cross = None if self.copy is None else self.copy.shared.cross
+        self.packed = PackedParameters(config, self.ranks if cross is None else cross, self.shards, self.copy)
+        self.said.append(self.packed.note())
 
     def cut(self, layout: FlatLayout) -> Shards:
         """The slices of the layout that this rank keeps."""
@@ -56,8 +79,34 @@ class Sharded(Policy):
             return norm_of_node(self.copy.shared, own)
         return GradientNorm(own, self.mesh, self.context.own_site)
 
+    def compressed_slices(self, feedback: bool, rounds: int = 1) -> Any:
+        """The packed sums of `comm.compress` to the owners of slices; None where gradients travel as they are."""
+        comm, config = self.setup.config.comm, self.setup.config
+        if not comm.compress:
+            return None
+        from mpitrain.parallel.compress.choose import why_dense
+        from mpitrain.parallel.compress.compressor import make_compressor
+        from mpitrain.parallel.compress.slices import CompressedSlices
+        if why := why_dense(config, self.channel):
+            self.said.append(why)
+            return None
+        self.compressed = CompressedSlices(
+            self.channel.messages, self.shards, make_compressor(comm.compress, config.folder), step=lambda: self.step,
+            seed=config.run.seed, feedback=feedback, after=comm.compress_after, rounds=rounds)
+        return self.compressed
+
+    def opened(self, reducer: GradientReducer) -> GradientReducer:
+        """The reducer, whose packed sums are ready for steps, if it has some. It communicates."""
+        if self.compressed is not None:
+            from mpitrain.parallel.compress.choose import open_sum
+            self.said += open_sum(self.compressed, reducer.buckets, self.context.control)
+        return reducer
+
+    def unlike(self, step: int) -> Sequence[str]:
+        return () if self.compressed is None else ("workers", "compress")
+
     def update(self, gradients: Any, lr: float, scale: float) -> None:
-        self.values_written()
+        self.forget()
         works = []
         for unit in self.shards.units:
             self.change(gradients, lr, scale, unit.parts)
@@ -74,16 +123,33 @@ class Sharded(Policy):
         """Begins to give all ranks the owners' new values of a bucket; None where each rank keeps its own alone."""
         if self.ranks.size == 1:
             return None
+        if self.packed is not None:
+            work: Work = self.packed.start(unit, self.values)
+            return work
         if self.copy is not None:
             return self.copy.start_gather(self.values, unit)
         return self.ranks.start_all_gather(self.values[unit.start:unit.stop], unit.owners_to_all, unit.name)
 
     def publish(self) -> None:
-        self.values_written()
+        self.gather()
+        super().publish()
+
+    def gather(self) -> None:
+        """Gives all ranks the owners' values, where they keep whole parameters. It communicates."""
+        self.forget()
         for work in [self.start_gather(unit) for unit in self.shards.units]:
             if work is not None:
                 work.wait()
-        super().publish()
+
+    def forget(self) -> None:
+        """Drops what was made of the old parameters."""
+
+    def values_written(self) -> None:
+        if self.masters:                                      # A checkpoint has the owners' values alone.
+            self.gather()
+            self.settle()
+        else:
+            self.forget()
 
     def settle(self) -> None:
         """Waits until no rank of a node writes memory that another one reads."""
@@ -91,8 +157,9 @@ class Sharded(Policy):
             self.copy.barrier.run()
 
     def measured(self) -> Bytes:
-        found = super().measured()
-        return found._replace(parameters=-(-found.parameters // (1 if self.copy is None else self.copy.shared.node.size)))
+        found, sharing = super().measured(), 1 if self.copy is None else self.copy.shared.node.size
+        masters = self.shards.values.nbytes if self.masters else 0
+        return found._replace(parameters=-(-found.parameters // sharing) + masters)
 
     def way(self) -> str:
         found = super().way()
@@ -107,10 +174,12 @@ class ShardedOptimizer(Sharded):
     """Whole parameters and gradients on every rank, and slices of the optimizer's state."""
 
     def make_reducer(self) -> GradientReducer:
-        bucket_sum: BucketSum = TreeSum(self.channel, self.tree) if self.tree else SliceSum(self.channel, self.shards, self.copy)
-        allocate = None if self.tree or not self.channel.shared else \
+        coded = self.compressed_slices(self.setup.config.comm.compress_feedback)
+        bucket_sum: BucketSum = coded or (TreeSum(self.channel, self.tree) if self.tree else
+                                          SliceSum(self.channel, self.shards, self.copy))
+        allocate = None if self.tree or coded or not self.channel.shared else \
             self.channel.allocate if self.copy is None else self.copy.allocate_sums
-        return self.reducer_over(bucket_sum, cuts=self.shards.cuts, allocate=allocate)
+        return self.opened(self.reducer_over(bucket_sum, cuts=self.shards.cuts, allocate=allocate))
 
     def own_gradients(self, gradients: Array) -> Any:
         return self.shards.strips(gradients)
@@ -125,10 +194,12 @@ class ShardedGradients(Sharded):
     def make_reducer(self) -> GradientReducer:
         copy = self.copy
         # Where ranks sum in one memory, another may still read a bucket when this rank's slice is there: all get the whole sum.
-        bucket_sum = SliceSum(self.channel, self.shards) if copy is None else AllReduce(self.channel)
-        return ShardedReducer(self.shards, bucket_sum, bucket_bytes=self.bucket_bytes, progress=self.mesh.progress.progress,
-                              chunks=self.stage.sizes, rounds=self.context.placement.rounds,
-                              allocate=None if copy is None else copy.allocate_sums)
+        rounds = self.context.placement.rounds
+        bucket_sum: BucketSum = self.compressed_slices(False, rounds) or (
+            SliceSum(self.channel, self.shards) if copy is None else AllReduce(self.channel))
+        return self.opened(ShardedReducer(
+            self.shards, bucket_sum, bucket_bytes=self.bucket_bytes, progress=self.mesh.progress.progress,
+            chunks=self.stage.sizes, rounds=rounds, allocate=None if copy is None else copy.allocate_sums))
 
 
 class ShardedParameters(ShardedGradients):
@@ -142,12 +213,13 @@ class ShardedParameters(ShardedGradients):
         self.layout = self.stage.model.describe(run.seed, train.precision, self.setup.device)
         self.storage = self.shards = self.cut(self.layout)
         self.values = self.shards.values = self.shards.initialise(run.seed)
-        self.unsharding = Unsharding(self.stage.chunks, self.shards, self.ranks, self.mesh.progress.progress)
+        self.pack()
+        self.unsharding = Unsharding(self.stage.chunks, self.shards, self.ranks, self.mesh.progress.progress, self.packed)
 
     def start_gather(self, unit: Unit) -> Work | None:
         return None
 
-    def values_written(self) -> None:
+    def forget(self) -> None:
         self.unsharding.reshard()
 
 

@@ -44,11 +44,13 @@ class Group:
 class Unsharding:
     """Puts the parameters of a rank's `chunks` together from `shards.values`, and lets them go again, by hooks on the blocks.
 
-    All ranks of `channel` run the same blocks in the same order. `progress` is called by the modules inside a block.
+    All ranks of `channel` run the same blocks in the same order. `progress` is called by the modules inside a block. With
+    `packed`, a `packed.PackedParameters`, slices travel as few bits, and everybody computes with what arrives.
     """
 
-    def __init__(self, chunks: Sequence[Module], shards: Shards, channel: Channel, progress: Callable[[], None]):
-        self.shards, self.channel, self.progress = shards, channel, progress
+    def __init__(self, chunks: Sequence[Module], shards: Shards, channel: Channel, progress: Callable[[], None],
+                 packed: Any = None):
+        self.shards, self.channel, self.progress, self.packed = shards, channel, progress, packed
         self.pool = BufferPool(shards.layout)
         self.groups: list[Group] = []
         self._needs: list[list[Group]] = []                   # The groups of each block.
@@ -109,6 +111,9 @@ class Unsharding:
         flat = group.flat = self.pool.take(group.stop - group.start)
         for unit in group.units:
             part = flat[unit.start - group.start:unit.stop - group.start]
+            if self.packed is not None:
+                group.works.append(self.packed.start_into(unit, part))
+                continue
             part[unit.within] = self.shards.values[unit.shard]
             if self.channel.size > 1:
                 group.works.append(self.channel.start_all_gather(part, unit.owners_to_all, unit.name))

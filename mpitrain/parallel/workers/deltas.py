@@ -16,6 +16,9 @@ class Deltas:
     rank: whoever bounds, hides or noises what a worker tells does so in these two places.
     """
 
+    travels = True                               # whether the sum goes by the arenas of gradients
+    compares = True                              # whether `squares` are told
+
     def __init__(self, seats: int):
         self.squares = np.zeros(seats)           # of each seat of this rank: the weighted squared norms of its deltas
 

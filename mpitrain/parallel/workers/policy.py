@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpitrain.backend import Array
 from mpitrain.comm.face import AnyChannel
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MeshError
+from mpitrain.parallel.gradients.bucket_sum import BucketSum, TreeSum
 from mpitrain.parallel.policies.policy import Setup
 from mpitrain.parallel.policies.replicated import Replicated
 from mpitrain.parallel.workers.corrections import Correction
 from mpitrain.parallel.workers.deltas import Deltas
+from mpitrain.placement.buckets import Bucket
 from mpitrain.schedules.grid import Grid
 
 WHAT = "[workers] trains one worker after another on a rank"
@@ -40,6 +42,13 @@ def whole_models(config: Config, grid: Grid, on_gpu: bool) -> Iterator[Exception
             yield ConfigError(f"{WHAT}, found {found}; set {instead}")
 
 
+class Unsent(TreeSum):
+    """Buckets stay where they are: the sum over ranks goes another way."""
+
+    def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> None:
+        return None
+
+
 class Federated(Replicated):
     """A step is a round. `deltas` and `correction` belong to the workers on this rank; the optimizer is the outer rule."""
 
@@ -50,6 +59,10 @@ class Federated(Replicated):
         self.clip_norm = 0.0                                  # It bounds the gradients of local steps.
         self.deltas = Deltas(setup.context.placement.n_micro)
         self.correction = Correction()
+
+    def bucket_sum(self) -> BucketSum:
+        assert self.tree is not None                          # whose leaves are seats
+        return super().bucket_sum() if self.deltas.travels else Unsent(self.channel, self.tree)
 
     def own_gradients(self, gradients: Array) -> Any:
         return self.deltas.arrived(gradients, self.step)

@@ -35,6 +35,6 @@ class RoundTallies(Tallies):
         found = super().told(tally[:-self.rounds.seats], norm)
         found |= {"round": self.round + 1, "workers": arrived, "dropped": drawn - arrived,
                   "wire_bytes": arrived * self.bytes_of_each}
-        if norm is not None and math.isfinite(norm):
+        if self.deltas.compares and norm is not None and math.isfinite(norm):
             found["drift"] = math.sqrt(max(squares - norm * norm, 0.0))
         return found

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from mpitrain import nn, optim
 from mpitrain.backend import select_device
 from mpitrain.checkpoint import store
+from mpitrain.checkpoint.kinds import Values
 from mpitrain.checkpoint.manifest import Checkpoint
 from mpitrain.checkpoint.parts import Piece
 from mpitrain.checkpoint.run_folder import RunFolder
@@ -46,6 +47,8 @@ from mpitrain.placement.bytes import memory_text
 from mpitrain.placement.place import place
 from mpitrain.train.build import precision
 from mpitrain.train.build.evaluation import judges, make_evaluator, refuse_without_evaluations
+from mpitrain.train.build.extension import Assembled, Extension, take
+from mpitrain.train.build.extensions import extensions_of, observe
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
 from mpitrain.train.build.trial import try_replicas, try_samples
@@ -81,6 +84,7 @@ class Job:
     tuning: Tuning                           # settings chosen by measurement: its `choices`
     timeline: Timeline                       # times of this rank's steps
     numerics: dict[str, str] | None = None   # fingerprint of the machine; with reproducible = "layout"
+    parts: Sequence[Extension] = ()          # what sections of the configuration add
 
     def fit(self) -> dict[str, float]:
         """Trains to the end; the metrics of the last evaluation. It communicates."""
@@ -121,26 +125,16 @@ class Job:
             self._restore(found)
         return found.step
 
-    def _restore(self, found: Checkpoint) -> None:
-        if self.policy.mesh.n_sites == 1:
+    def _restore(self, found: Checkpoint, *, resumed: bool = False) -> None:
+        if not any(part.restore(self.state, found) for part in self.parts):
             refuse_apart(found)
             self.state.restore(found)
             self.context.start_alike(self.state.arrays())
-        else:
-            from mpitrain.train.build.levels import restore
-            restore(self.policy.level, self.state, found)
-            self.context.start_alike(self.state.arrays(), apart=True)
+        for part in self.parts:
+            part.restored(found, resumed=resumed)
         rate, kept = self.trainer.update.rate, found.meta.get("rate")
         if isinstance(rate, Adaptive) and kept is not None:
-            self._restored("its learning rate", rate.restore, kept, found)
-
-    def _restored(self, what: str, restore: Callable[[Any], None], kept: Any, found: Checkpoint) -> None:
-        try:
-            restore(kept)
-        except (KeyError, TypeError, ValueError, AttributeError):
-            with guard.symmetric():
-                raise CheckpointError(f"{what} is damaged: {str(kept)[:100]}; use another checkpoint",
-                                      file=found.folder) from None
+            take("its learning rate", rate.restore, kept, found)
 
     def load(self, found: Checkpoint) -> None:
         """Starts from another run's parameters and buffers. It communicates."""
@@ -159,7 +153,10 @@ class Job:
         if found.step > self.plan.steps:
             raise ConfigError(f"the checkpoint is at step {found.step}, beyond the {self.plan.steps} steps of this run; "
                               "raise train.steps or train.epochs", file=found.folder)
-        self._restore(found)
+        if "privacy" in found.meta and self.policy.private is None:
+            from mpitrain.train.build.privacy import refuse_without
+            refuse_without()
+        self._restore(found, resumed=True)
         self.trainer.update.step = found.step
         self.trainer.bad_steps.resume(found.meta)
         chosen = found.meta.get("choices") or {}
@@ -167,7 +164,7 @@ class Job:
         best = found.meta.get("best") if found.meta.get("best_metric", "loss") == self.trainer.judge[0] else None
         self.trainer.best = (float(best[0]), int(best[1])) if best else None
         if self.trainer.patience is not None:
-            self._restored("the state of its early stopping", self.trainer.patience.restore, found.meta.get("stop"), found)
+            take("the state of its early stopping", self.trainer.patience.restore, found.meta.get("stop"), found)
         metrics = found.meta.get("metrics") or {}
         self.trainer.metrics = {name: math.nan if value is None else value for name, value in metrics.items()}
         self.trainer.evaluated = self.trainer.evaluator is None or found.meta.get("evaluated") is not False
@@ -176,6 +173,7 @@ class Job:
         if not said and self.numerics is None:
             said = change(chosen.get("exchange"), self.tuning.choices.get("exchange"))
         self.trainer.notes += [said] if said else []
+        self.trainer.notes += [line for kind in self.state.kept if isinstance(kind, Values) for line in kind.said]
 
 
 def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimizer: Callable[[nn.FlatStorage], optim.Optimizer],
@@ -188,13 +186,14 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     before the first exchange of gradients and before anything is written. The function is longer than a screen because its order
     is the composition rule, and a reader should see it in one piece.
     """
-    federation: Any = None
-    if config.workers.count:
-        from mpitrain.train.build.workers import federation_of
-        federation = federation_of(config, inputs)
-        config = federation.as_rounds
+    parts = extensions_of(config, mesh, inputs, model, loss, optimizer)
+    drawn: Any = inputs.train_rows
+    for part in parts:
+        config, drawn = part.configured(config), part.drawn(drawn)
     m, t, comm = config.mesh, config.train, config.comm
-    valid = validate(config, mesh, model, optimizer, rate, federation.rounds if federation else inputs.train_rows)
+    valid = validate(config, mesh, model, optimizer, rate, drawn)
+    for part in parts:
+        part.validated(valid)
     n_micro, sampler = valid.n_micro, valid.sampler
     anywhere = t.reproducible == "layout"
     if anywhere:
@@ -229,23 +228,26 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     sampled = try_samples(inference, loss, inputs, placement, context.output_shape, control)
     n_classes, ignore, tried, _ = sampled
 
-    if federation:
-        stepper = federation.open(policy, optimizer(policy.storage), control)
-    elif config.optimizer.offload == "none":
+    if config.optimizer.offload == "none":
         stepper = optimizer(policy.storage)
     else:
         from mpitrain.train.build.offload import files_folder, offloaded
         stepper = offloaded(optimizer, config.optimizer.offload, files_folder(config), policy.storage, device, control)
+    for part in parts:
+        stepper = part.optimizer(stepper, policy, control, plan.steps)
     state = State(stage.model, stepper, inputs.transforms, whole=model, mesh=mesh, control=control, policy=policy)
-    state.kept += federation.kept() if federation else []
+    state.kept += [kind for part in parts for kind in part.kinds()]
     synchronise_batch_norm(stage.model, context.replicas)
     context.start_alike(state.arrays())
     policy.refresh()
     tried = [*tried, *try_replicas(model, inference, inputs, mesh, control)]
 
     first, last = placement.own_micro_batches
+    new_loader, new_pipeline = Loader, Pipeline
+    for part in parts:
+        part.open(policy, mesh, control, range(first, last), plan.steps)
+        new_loader, new_pipeline = part.loader(new_loader), part.pipeline(new_pipeline)
     policy.open(stepper, rate(plan.steps) if rate else lambda step: stepper.lr)
-    new_loader, new_pipeline = (federation.loader, federation.pipeline) if federation else (Loader, Pipeline)
     reducer, timeline = policy.reducer, policy.reducer.timeline
     rows = inputs.as_stored() if device.name == "gpu" and placement.part is None else inputs
     loader = new_loader(rows.training, sampler, n_micro, first, last, transforms=rows.transforms, augment=rows.augment,
@@ -269,27 +271,15 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     trainer.judge, trainer.patience = judges(config, metrics, loss.kind)
     trainer.observers += [Tune(tuning), Reached(pipeline, control),
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
-    if policy.compressed is not None:
-        from mpitrain.train.observers.compression import Compression
-        trainer.observers.insert(0, Compression(policy, state, control))
-    if valid.level is not None:
-        from mpitrain.train.build.levels import add_level
-        add_level(valid.level, trainer, state, policy, model)
-    if config.average.kind != "none":
-        from mpitrain.train.observers.averaging import Averaging
-        averaging = Averaging(config.average, policy, state)
-        trainer.observers.insert(0, averaging)
-        if evaluator is not None:
-            evaluator.weights = averaging.in_use
-    if config.shrink.prune:
-        from mpitrain.train.observers.pruning import Pruning
-        trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))
-    trainer.notes += [*policy.notes, *context.notes, *tried, *(federation.lines() if federation else [])]
-    trainer.observers += federation.observers() if federation else []
+    run = Assembled(config, trainer, state, policy, control, model)
+    observe(run)
+    trainer.notes += [*policy.notes, *context.notes, *tried]
+    for part in parts:
+        part.join(run)
     if comm.sharding != "none" and mesh.n_places > 1:
         trainer.notes.append(memory_text(control.gather_objects(policy.measured()), comm.sharding, per_node=policy.per_node))
     tuning.choices |= policy.choices | context.choices
-    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics)
+    return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics, parts)
 
 
 def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:

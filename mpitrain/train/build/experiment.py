@@ -32,13 +32,13 @@ ROWS = keys(                                     # These decide the order of the
     data="validation transform target_transform augment stride length horizon targets drop_last", workers="count rows")
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
     model="name shapes formats ranks", train="loss label_smoothing device precision micro_batches on_nan",
-    comm="wire_dtype compress compress_feedback compress_after compress_force",
+    comm="wire_dtype compress compress_feedback compress_after compress_force compress_parameters",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
               "groups offload",
     shrink="prune sparsity pattern scope begin end every rewind skip products quantize least",
     lora="rank alpha layers", distil="teacher temperature weight", average="kind decay warmup start every",
     sync="levels", workers="each_round drop weights correct arrival in_flight buffer staleness discount spread",
-    privacy="unit clip noise epsilon delta accountant secure threshold")
+    privacy="unit clip noise epsilon delta accountant sampling by_row secure threshold")
 ELSEWHERE = keys(                                # These are compared by their effect: data, learning rates, numerics, exchange.
     data="path x y", distil="predictions", train="steps epochs reproducible threads", comm="algorithm")
 FREE = keys(                                     # These change no result, or only its rounding, as other ranks do.
@@ -51,7 +51,8 @@ FREE = keys(                                     # These change no result, or on
     log="every progress_s tensorboard observers")
 USER_CODE = ("model.name", "model.formats", "data.transform", "data.target_transform", "data.augment", "optimizer.name",
              "optimizer.schedule", "train.loss", "train.metrics", "mesh.schedule", "comm.algorithm", "comm.sharding",
-             "shrink.prune", "shrink.quantize", "comm.compress", "sync.levels", "workers.rows", "workers.correct")
+             "shrink.prune", "shrink.quantize", "comm.compress", "sync.levels", "workers.rows", "workers.correct",
+             "privacy.accountant")
 DATA, NUMERICS = "data", "numerics"              # `--change` calls the content of the data files so, and what bits depend on
 PROBES = 16                                      # learning rates of so many steps to come are compared
 

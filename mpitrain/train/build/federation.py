@@ -2,7 +2,7 @@
 
     as_rounds(config)     the same run for whoever places it: a micro-batch is a seat, where workers of a round take turns
     rounds_of(...)        who has which rows, who is drawn, how long a worker trains
-    Federation            the outer rule, and the loader and the pipeline of workers, for `assemble`
+    Federation            the outer rule, and the loader and the pipeline of workers
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from mpitrain.checkpoint.hosted import OfWorkers
 from mpitrain.checkpoint.kinds import in_flat
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.config import Config, changed
-from mpitrain.config.levels import Level, levels_of
+from mpitrain.config.levels import Level, levels_of, make_outer
 from mpitrain.config.messages import written
 from mpitrain.config.topology import PARTITIONS
-from mpitrain.data import Dataset, Loader
+from mpitrain.data import Dataset
 from mpitrain.data.partitions import NO_CLASS, ByColumn, Labels, OfUser, Partition, digest, rows_of_workers
 from mpitrain.data.rounds import Draw, Local, RoundLoader, Rounds
 from mpitrain.errors import ConfigError
 from mpitrain.nn.statistics import running_layers
 from mpitrain.optim import Optimizer
 from mpitrain.optim.by_rule import ByRule
-from mpitrain.optim.outer import OuterRule, make_outer
+from mpitrain.optim.outer import OuterRule
 from mpitrain.optim.rules import SGD
 from mpitrain.parallel.pipeline.runner import Pipeline
 from mpitrain.parallel.policies.policy import Policy
@@ -35,6 +35,7 @@ from mpitrain.parallel.workers.corrections import Correction, Means, make_correc
 from mpitrain.parallel.workers.local import ARRAYS, LocalTraining
 from mpitrain.parallel.workers.policy import Federated
 from mpitrain.schedules.grid import REPLICAS
+from mpitrain.train.build.extension import Assembled, Extension
 from mpitrain.train.build.inputs import Inputs, all_labels, has_labels
 from mpitrain.train.observers.observer import Observer
 
@@ -179,46 +180,63 @@ def arrays_of(config: Config, ranks: int) -> int:
 def outer_of(config: Config) -> OuterRule:
     """The rule of the level over workers."""
     level = level_of(config)
-    return make_outer(level.outer, level.lr, dict(level.arguments), config.folder)
+    rule: OuterRule = make_outer(level.outer, level.lr, dict(level.arguments), config.folder)
+    return rule
 
 
-class Federation:
-    """What `assemble` takes for a federation, in the place of what it makes for other runs. ConfigError, on all ranks alike, for
+class Federation(Extension):
+    """Its rounds, outer rule, loader and pipeline, in the place of those of other runs. ConfigError, on all ranks alike, for
     workers that there cannot be."""
 
     def __init__(self, config: Config, inputs: Inputs):
-        self.config, self.as_rounds = config, as_rounds(config)
+        self.config, self.as_rounds, self.level = config, as_rounds(config), level_of(config)
         self.rounds = rounds_of(config, inputs)
         self.correction = make_correction(config.workers.correct, config.folder)
         self.rule = outer_of(config)
 
-    def open(self, policy: Policy, inner: Optimizer, control: Channel) -> Optimizer:
-        """The policy's optimizer, which applies the outer rule; `inner` is that of the workers. It communicates."""
+    def configured(self, config: Config) -> Config:
+        return self.as_rounds
+
+    def drawn(self, rows: Any) -> Any:
+        return self.rounds
+
+    def described(self, steps: int) -> list[str]:
+        return self.lines()
+
+    def optimizer(self, made: Optimizer, policy: Policy, control: Channel, steps: int) -> Optimizer:
+        """The policy's optimizer, which applies the outer rule; `made` is that of the workers. It communicates."""
         control.agree(digest(self.rounds.rows_of), "the rows of the workers (SHA-256)")
         assert isinstance(policy, Federated)
-        policy.correction, self.policy, self.inner = self.correction, policy, inner
+        policy.correction, self.policy, self.inner = self.correction, policy, made
         tree, mesh = policy.context.placement.tree, policy.mesh
         assert tree is not None
         self.correction.open(Means(policy.storage, self.rounds, policy.channel, tree, mesh.link(REPLICAS, "workers")))
         self.outer = ByRule(policy.storage, self.rule)
-        self.outer.lr = inner.lr
+        self.outer.lr = made.lr
         return self.outer
 
-    def kept(self) -> list[Any]:
+    def kinds(self) -> list[Any]:
         """The kinds of state that workers add."""
         layout = self.policy.layout
         return [*(in_flat(f"outer/{name}", self.policy.storage, flat, False) for name, flat in self.correction.shared.items()),
                 *(OfWorkers(name, hosted, layout) for name, hosted in self.correction.hosted.items())]
 
-    def loader(self, *arguments: Any, **options: Any) -> Loader:
-        return RoundLoader(*arguments, **options)
+    def loader(self, kind: Any) -> Any:
+        return RoundLoader
 
-    def pipeline(self, *arguments: Any, **options: Any) -> Pipeline:
+    def pipeline(self, kind: Any) -> Any:
+        return self.turns
+
+    def turns(self, *arguments: Any, **options: Any) -> Pipeline:
         """The turns of this rank's workers."""
         made = LocalTraining(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
                              clip_norm=self.config.optimizer.clip_norm, **options)
         self.outer.of_workers = lambda: made.nbytes
         return made
+
+    def join(self, run: Assembled) -> None:
+        run.trainer.notes += self.lines()
+        run.trainer.observers += self.observers()
 
     def observers(self) -> list[Observer]:
         """Observers of the run, on each rank."""

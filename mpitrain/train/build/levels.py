@@ -20,9 +20,10 @@ from mpitrain.parallel.levels.level import Level, Parts
 from mpitrain.parallel.levels.outer import Outer
 from mpitrain.parallel.levels.plan import Planned, describe, trained
 from mpitrain.parallel.policies.policy import Policy
+from mpitrain.train.build.extension import Assembled, Extension
+from mpitrain.train.build.validate import Validated
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
-from mpitrain.train.trainer import Trainer
 
 
 class Meetings(Observer):
@@ -47,16 +48,30 @@ class Meetings(Observer):
         return {"sites": {"number": level.n_sites, "wire_bytes": max(sent) / steps, "dense_bytes": max(dense)}}
 
 
-def add_level(planned: Planned, trainer: Trainer, state: State, policy: Policy, model: Module) -> None:
-    """Gives an open policy its level, and the trainer and the state what follows from it. It communicates."""
-    policy.level = level = make_level(planned, policy, model)
-    trainer.weights = level.in_use
-    if trainer.evaluator is not None:
-        trainer.evaluator.weights = level.in_use
-    trainer.observers.insert(0, Meetings(level, trainer.channel))
-    told = f"{describe(planned, level.n_sites)}; {level.nbytes / 2**20:.1f} MiB of a rank"
-    trainer.notes += [told, *level.notes]
-    add_kinds(state, policy, level, model)
+class Sites(Extension):
+    """Sites that train apart, and meet by a level."""
+
+    def validated(self, valid: Validated) -> None:
+        self.planned: Planned = valid.level
+
+    def join(self, run: Assembled) -> None:
+        """Gives the policy, which is open, its level, and the trainer and the state what follows from it. It communicates."""
+        _, trainer, state, policy, control, model = run
+        self.policy, self.level = policy, make_level(self.planned, policy, model)
+        policy.level = level = self.level
+        trainer.weights = level.in_use
+        if trainer.evaluator is not None:
+            trainer.evaluator.weights = level.in_use
+        trainer.observers.insert(0, Meetings(level, control))
+        told = f"{describe(self.planned, level.n_sites)}; {level.nbytes / 2**20:.1f} MiB of a rank"
+        trainer.notes += [told, *level.notes]
+        add_kinds(state, policy, level, model)
+
+    def restore(self, state: State, found: Checkpoint) -> bool:
+        """CheckpointError, on all ranks, where its sites are not those of this run. It communicates."""
+        restore(self.level, state, found)
+        self.policy.context.start_alike(state.arrays(), apart=True)
+        return True
 
 
 def make_level(planned: Planned, policy: Policy, model: Module) -> Level:

@@ -62,11 +62,15 @@ class PacedFederation(Federation):
             return Clock([speed(seed, one.worker, w.spread) * one.steps for one in turns])
         return AsTheyCome() if w.arrival == RECORDED else Tape(self.tape[round])
 
-    def loader(self, *arguments: Any, **options: Any) -> Loader:
+    def loader(self, kind: Any) -> Any:
+        return self.turns_ahead
+
+    def turns_ahead(self, *arguments: Any, **options: Any) -> Loader:
+        """The loader, which the pipeline asks for single turns."""
         self.reads = PacedLoader(*arguments, **options)
         return self.reads
 
-    def pipeline(self, *arguments: Any, **options: Any) -> Pipeline:
+    def turns(self, *arguments: Any, **options: Any) -> Pipeline:
         self.made = Paced(*arguments, rounds=self.rounds, inner=self.inner, policy=self.policy,
                           clip_norm=self.config.optimizer.clip_norm, pace=self.pace, order_of=self.order_of, rate=self.rate,
                           turn_of=lambda round, one: self.reads.turn(round, one.seat, one.worker, one.weight),

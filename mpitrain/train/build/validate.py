@@ -67,6 +67,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     if config.workers.count:
         from mpitrain.train.build.federation import refuse_model
         refuse_model(config, model, tried)
+    if config.privacy.unit != "none":
+        from mpitrain.train.build.privacy import refuse_unbounded
+        refuse_unbounded(config, model, tried)
     mixed, modules = nn.mixtures(model), list(model.named_modules())
     rules.check_model(config, grid, rules.Facts(
         n_micro, sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
@@ -74,6 +77,12 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         scaled=next((name for name, layer in modules if isinstance(layer, nn.Embedding) and layer.max_norm is not None), ""),
         splits_backward=halves, closure=tried.title if tried.needs_closure else "",
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
+    if config.comm.compress_parameters:
+        from mpitrain.parallel.compress.refuse import refuse_packed_parameters
+        refuse_packed_parameters(config, on_gpu=on_gpu)
+    if tried.sends:
+        from mpitrain.train.build.one_bit import refuse_one_bit
+        refuse_one_bit(config, grid, tried, t.steps or t.epochs * sampler.steps_per_epoch, on_gpu=on_gpu)
     if config.comm.compress:
         from mpitrain.parallel.compress.refuse import refuse_compression
         refuse_compression(config, grid, on_gpu=on_gpu, closure=tried.title if tried.needs_closure else "")

@@ -4,8 +4,8 @@ Encoding takes the core that would compute, so nothing hides it. It pays exactly
 
     encode + decode  <  waiting for dense gradients - waiting for compressed ones
 
-The left side is measured in every step. Both waits are found once, alike: the run's own buckets are summed both ways, of zeros
-and while nobody computes, and put at the times at which they have been ready in the steps before.
+Both sides are measured once, alike: the run's own buckets are summed both ways while nobody computes, and put at the times at
+which they had been ready in the steps before.
 """
 
 from __future__ import annotations
@@ -48,22 +48,15 @@ class Compression(Observer):
         self._dense = 0                                       # bytes that would have been sent in these
         self._before = self._totals()
         self._compared = 0                                    # compressed steps that the comparison has seen
-        self._coding: list[float] = []                        # seconds of each of these
 
     def begin(self, run: Watched) -> None:
         self.plan, self.tell, self.more = run.plan, run.tell, run.more
-        for said in self.residuals.said:
-            self.tell(said)
-
-    def before_step(self, step: int) -> None:
-        self._coded = self.sum.clock.seconds
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
         self._steps += 1
         self._dense += self.sum.dense_bytes
-        if step > self.sum.after and self._compared < LOOKED:
+        if self.sum.compares and step > self.sum.after and self._compared < LOOKED:
             self._compare()
-        self.more.clear()
         if self.plan.logs(step):
             self.more.update(self._numbers(fields))
             self._steps, self._dense, self._before = 0, 0, self._totals()
@@ -97,41 +90,42 @@ class Compression(Observer):
     def _compare(self) -> None:
         """After the last step of the comparison, a line where dense sums would be faster. It communicates then."""
         self._compared += 1
-        if self._compared > WARM:
-            self._coding.append(self.sum.clock.seconds - self._coded)
         if self._compared < LOOKED:
             return
-        steps = list(self.policy.reducer.timeline.steps)[-len(self._coding):]
-        dense, coded = self._probe()
-        mine = [float(np.median(self._coding)), waited(steps, dense) - waited(steps, coded)]
-        coding, saved = np.mean(self.control.gather_objects(mine), axis=0)
-        if coding > saved + LEAST_S:
-            self.tell(f"dense would be faster on this link: {coding * 1e3:.1f} ms of encoding save {max(saved, 0.0) * 1e3:.1f} "
+        steps = list(self.policy.reducer.timeline.steps)[-(LOOKED - WARM):]
+        dense, coded, coding = self._probe()
+        mine = [sum(coding), waited(steps, dense) - waited(steps, coded)]
+        encoding, saved = np.mean(self.control.gather_objects(mine), axis=0)
+        if encoding > saved + LEAST_S:
+            self.tell(f"dense would be faster on this link: {encoding * 1e3:.1f} ms of encoding save {max(saved, 0.0) * 1e3:.1f} "
                       'ms of waiting in a step; set comm.compress = ""')
 
-    def _probe(self) -> tuple[list[float], list[float]]:
-        """Seconds of a dense sum of each bucket, and of a compressed one without its coding. It communicates."""
+    def _probe(self) -> tuple[list[float], list[float], list[float]]:
+        """For each bucket the seconds of a dense sum, of a compressed one without its coding, and of coding. It communicates."""
         reducer, before, kept = self.policy.reducer, self._totals(), self.sum.copied_state()
         gradients: Array = reducer.gradients                  # nobody uses them between two steps
-        gradients[...] = 0
-        found: tuple[list[float], list[float]] = [], []
+        dense, coded, coding = list[float](), list[float](), list[float]()
         for bucket in reducer.buckets:
             array = gradients[bucket.start:bucket.stop]
-            for took, prepare in zip(found, (self.sum.dense, self.sum.prepare)):
-                took.append(self._fastest(prepare(bucket, [array])) if bucket.trained else 0.0)
+            plain, _ = self._fastest(self.sum.dense(bucket, [array])) if bucket.trained else (0.0, 0.0)
+            messages, own = self._fastest(self.sum.prepare(bucket, [array])) if bucket.trained else (0.0, 0.0)
+            dense.append(plain)
+            coded.append(messages)
+            coding.append(own)
         self.sum.restore_state(kept)
         self._before += self._totals() - before               # no step's
-        return found
+        return dense, coded, coding
 
-    def _fastest(self, collective: Collective) -> float:
-        """Seconds of the fastest of several, without coding."""
+    def _fastest(self, collective: Collective) -> tuple[float, float]:
+        """Seconds of the fastest of several, without coding, and of its coding."""
         took = []
         for _ in range(PROBES):
             self.sum.channel.messages.barrier()               # of those that have the same buckets
-            began, coded = perf_counter(), self.sum.clock.seconds
+            began, before = perf_counter(), self.sum.clock.seconds
             collective.start().wait()
-            took.append(perf_counter() - began - (self.sum.clock.seconds - coded))
-        return float(min(took))
+            coding = self.sum.clock.seconds - before
+            took.append((perf_counter() - began - coding, coding))
+        return min(took, key=sum)
 
 
 def waited(steps: Sequence[StepTimes], seconds: Sequence[float]) -> float:

@@ -73,6 +73,7 @@ class Memory(Observer):
         gradients = sum(arena.nbytes for arena in reducer.arenas)
         of_optimizer = optimizer.nbytes
         copies = sum(observer.copied_bytes for observer in self.job.trainer.observers)
+        copies += policy.storage.values.nbytes if policy.masters else 0
         copied = getattr(policy.layout, "compute", None)      # in 16 bits, which operations on a device read
         values = parameters.nbytes + (0 if copied is None else copied.nbytes)
         residuals = 0 if policy.compressed is None else policy.compressed.state_bytes

@@ -33,7 +33,7 @@ class Reached(Observer):
         self._looks = True
 
     def begin(self, run: Watched) -> None:
-        self._tell = run.tell
+        self._tell, self._more = run.tell, run.more
         self._asked = list(self._waiting.values())
         for parameter in self._asked:
             parameter.grad_hooks.append(self._reached)
@@ -42,7 +42,7 @@ class Reached(Observer):
         self._found.add(parameter.key)
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
-        if not fields.told.get("workers", 1):                 # A round in which nobody trained tells nothing.
+        if not self._more.get("workers", 1):                 # A round in which nobody trained tells nothing.
             return
         if self._looks and (fields.grad_norm is None or math.isfinite(fields.grad_norm)):
             self._judge()

@@ -40,7 +40,6 @@ class Lines(Rates):
         line = {"step": step, "epoch": self.plan.epoch(step), "loss": fields.loss, "lr": fields.lr, "grad_norm": fields.grad_norm,
                 **rates, "comm_exposed_s": self._exposed / self._steps,
                 "comm_exposed_share": self._exposed / max(self._seconds, 1e-9), "peak_rss_mb": resident(peak=True) / 2**20}
-        line |= fields.told
         if fields.skipped:
             line["skipped"] = fields.skipped
         line |= self.more

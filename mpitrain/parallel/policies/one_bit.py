@@ -1,0 +1,72 @@
+"""Whole parameters on every rank, for an optimizer that says what ranks send in the place of gradients (`optim.one_bit`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mpitrain.errors import ConfigError
+from mpitrain.optim.one_bit import OneBit
+from mpitrain.parallel.compress.one_bit import MomentumSum
+from mpitrain.parallel.gradients.bucket_sum import BucketSum
+from mpitrain.parallel.policies.replicated import Replicated
+
+
+class OneBitReplicated(Replicated):
+    """`Replicated` until the optimizer's freeze, to the bit."""
+
+    optimizer: OneBit
+
+    def bucket_sum(self) -> BucketSum:
+        made = MomentumSum(self.channel, self.layout, self.optimizer, step=lambda: self.step - self.began,
+                           rate=lambda: self.rate(self.step - self.behind), seed=self.setup.config.run.seed)
+        self.compressed = made
+        return made
+
+    def open(self, optimizer: Any, rate: Any) -> None:
+        name = next((p.twin_of for p in self.stage.whole.parameters() if p.twin_of), "")
+        if name:
+            raise ConfigError(f'{optimizer.title} exchanges momenta, and "{name}" has a gradient of which two stages have parts; '
+                              'set mesh.pp = 1, untie it, or optimizer.name = "adamw"')
+        super().open(optimizer, rate)
+
+    def way(self) -> str:
+        return f"{super().way()} after step {self.optimizer.frozen_after}"
+
+    @property
+    def drifts(self) -> bool:
+        """Whether ranks have parameters of their own after the last step."""
+        return self.optimizer.drifts(self.optimizer.steps)
+
+    def recompute(self) -> None:
+        """Parameters after a step within a round, of what its ranks had at its start and what this one has by itself."""
+        if self.drifts:
+            self.optimizer.recompute()
+            self._changed()
+
+    def unlike(self, step: int) -> Sequence[str]:
+        own = ("parameters", "optimizer") if self.optimizer.drifts(step - self.began) else ()
+        return (*super().unlike(step), *own)
+
+    @contextmanager
+    def mean_in_use(self) -> Iterator[None]:
+        """The model computes with the mean of the ranks' parameters inside, where they are not alike. It communicates."""
+        if not self.drifts:
+            yield
+            return
+        own = self.values.copy()
+        self.values /= self.channel.size
+        self.channel.allreduce(self.values, name="parameters to evaluate")
+        self._changed()
+        yield                                                 # An error inside ends the run.
+        self.values[...] = own
+        self._changed()
+
+    def _changed(self) -> None:
+        for segment in self.layout.segments:
+            segment.parameter.mark_changed()
+
+    def _norm_and_scale(self, gradients: Any) -> tuple[float | None, float]:
+        """No norm of what is this rank's alone."""
+        return (None, 1.0) if self.optimizer.drifts(self.step + 1 - self.began) else super()._norm_and_scale(gradients)

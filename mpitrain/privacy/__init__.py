@@ -1,0 +1,1 @@
+"""Differential privacy and sums that show no addend: accountants, noise, clipping, secure sums."""
