@@ -24,6 +24,7 @@ class OfWorkers:
     reads those whose home it is; workers that have no array have none in the checkpoint either."""
 
     exact = False                                             # which workers have an array is seen in the checkpoint
+    steady = False                                            # nobody else has them, so nobody compares them
     prefix = PREFIX
     steady = True                                             # ranks have no copies of each other's
 

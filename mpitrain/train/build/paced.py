@@ -26,7 +26,7 @@ from mpitrain.parallel.workers.paced import Paced, Seated, seated
 from mpitrain.schedules.arrivals import Arrival, AsTheyCome, Clock, Order, Pace, Player, Round, Tape
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.steps import ScheduleError
-from mpitrain.train.build.federation import Federation
+from mpitrain.train.build.federation import Federation, level_of
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.observers.arrivals import ArrivalsFile
 from mpitrain.train.observers.observer import Observer
@@ -46,14 +46,14 @@ class PacedFederation(Federation):
 
     def __init__(self, config: Config, inputs: Inputs):
         super().__init__(config, inputs)
-        w, rounds = config.workers, self.rounds
-        for found, instead in refused(config, self.level.outer):
+        w, rounds, level = config.workers, self.rounds, level_of(config)
+        for found, instead in refused(config, level.outer):
             raise config.wrong(f'workers.arrival = "{w.arrival}" applies results one after the other, found {found}; {instead}',
                                ("workers.arrival",))
         self.pace, self.tape = Pace(w.in_flight, w.buffer, w.staleness, w.discount), dict[int, list[int]]()
         if w.arrival not in (SIMULATED, RECORDED):
             self.tape = read_record(config.folder / w.arrival, config, rounds, self.pace)
-        self.rate, self.rule = self.level.lr, Average(1.0)    # What rank 0 has at the end of a round is the result of all.
+        self.rate, self.rule = level.lr, Average(1.0)    # What rank 0 has at the end of a round is the result of all.
 
     def order_of(self, round: int, turns: Sequence[Seated]) -> Order:
         """Who arrives when in a round, counted from 0."""
