@@ -26,7 +26,6 @@ class OfWorkers:
     exact = False                                             # which workers have an array is seen in the checkpoint
     steady = False                                            # nobody else has them, so nobody compares them
     prefix = PREFIX
-    steady = True                                             # ranks have no copies of each other's
 
     def __init__(self, what: str, hosted: Hosted, layout: FlatLayout):
         self.what, self.hosted, self.layout = what, hosted, layout
