@@ -41,6 +41,10 @@ def refuse_one_bit(config: Config, grid: Grid, optimizer: Any, steps: int, *, on
             (bool(config.shrink.prune), "whose signs cannot say 0", f'shrink.prune = "{config.shrink.prune}"', '""'),
             (drifts and config.average.kind != "none", "and ranks have weights of their own between exchanges",
              f'average.kind = "{config.average.kind}"', '"none", or optimizer.local_steps = 1'),
+            (grid.size("site") > 1, "over all ranks", f"mesh.site = {grid.size('site')}", "1"),
+            (bool(config.workers.count), "of ranks, which workers are not", f"workers.count = {config.workers.count}", "0"),
+            (config.privacy.unit != "none", "of which no clip bounds a row's part", f'privacy.unit = "{config.privacy.unit}"',
+             '"none"'),
             (grid.size("ep") > 1, "over all data-parallel ranks alike", f"mesh.ep = {grid.size('ep')}", "1")):
         if wrong:
             raise ConfigError(f'{what}, {why}, found {found}; set it to {instead}, or optimizer.name = "adamw"')
