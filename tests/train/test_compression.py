@@ -59,7 +59,7 @@ def config(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("words", "says"), [
     (["train.reproducible=layout", "train.micro_batches=4"], "gives each rank, or node, a residual of its own"),
     (["comm.node_shared=true"], "comm.node_shared = true updates each rank's slice as it is summed"),
-    (["comm.sharding=optimizer"], 'found comm.sharding = "optimizer"; set comm.sharding = "none"'),
+    (["comm.compress=topk:0.01", "comm.sharding=optimizer"], 'found comm.sharding = "optimizer"; set comm.sharding = "none"'),
     (["comm.bucket_mb=auto"], 'comm.bucket_mb = "auto" measures the exchange of dense buckets'),
     (["optimizer.name=lbfgs", "optimizer.clip_norm=0"], "LBFGS compares gradients of one step"),
     (["train.on_nan=skip"], 'set train.on_nan = "stop" or "rewind"'),
