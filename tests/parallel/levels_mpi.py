@@ -186,7 +186,7 @@ def test_gradients_of_sites_are_those_of_all_ranks_some_steps_ago(comm: Any, del
 def test_a_site_may_be_cut_in_any_way(comm: Any) -> None:
     if comm.size != 4:
         pytest.skip("two sites of two ranks")
-    options = {"steps": 8, **level(every=4, outer="nesterov", lr=0.7, momentum=0.6, fragments=2, delay=1)}
+    options = {"steps": 8, **level(every=4, outer="nesterov", lr=0.7, momentum=0.6, fragments=2, delay=1, alpha=0.5)}
 
     def plain() -> nn.Sequential:
         return gpt(dropout=0.0)

@@ -114,6 +114,15 @@ def test_other_numbers_of_sites_go_on_from_the_end_of_a_round_alone(runs: Path) 
     assert "fragment 0 was under way, which this run's every, fragments and delay have not after step 16" in told[5]["message"]
 
 
+def test_ranks_of_a_site_may_share_one_copy_and_go_on_to_the_same_bits(runs: Path) -> None:
+    write(runs, text(f"every = 8\n{OUTER}fragments = 2\ndelay = 3\nalpha = 0.5\n", base=SMALL.replace("steps = 50", "steps = 20"))
+          + "[checkpoint]\nevery = 13\nbest = false\n", "shared.toml")
+    shared = (4, "shared.toml", "comm.node_shared=true")
+    whole, sliced = many(runs, (*shared, "run.out=shared"), (4, "shared.toml", "comm.sharding=optimizer", "run.out=sliced"))
+    again, = many(runs, (*shared, stopped(runs, "shared", 13, "shared-13"), "--resume"))
+    assert whole["parameters_sha256"] == sliced["parameters_sha256"] == again["parameters_sha256"]
+
+
 def test_lines_of_metrics_tell_what_meetings_cost_and_evaluations_are_of_the_mean(runs: Path) -> None:
     told = steps(runs / "diloco")
     assert "round" not in told[4] and [told[i]["round"] for i in (5, 11, 17, 20)] == [1, 2, 3, 4]

@@ -185,13 +185,13 @@ class Level:
     def exchange(self) -> None:
         """Swaps `other` and the parameters, and running statistics likewise. It communicates."""
         policy = self.policy
+        before = [self.storage.values[s.start:s.stop].copy() for s in self.storage.segments]
         policy.settle()                                       # Nobody writes before all have read.
         for s in policy.own():
-            values = self.storage.values[s.start:s.stop]
-            before = values.copy()
-            values[...] = self.other[s.start:s.stop]
-            self.other[s.start:s.stop] = before
+            self.storage.values[s.start:s.stop][...] = self.other[s.start:s.stop]
         policy.publish()
+        for s, values in zip(self.storage.segments, before):
+            self.other[s.start:s.stop] = values
         if self.other_running is not None:
             own = self.flat_running()
             self.put_running(self.other_running)

@@ -135,10 +135,14 @@ class Outer(Level):
         self.policy.settle()                                  # Nobody writes before all have read.
         for s, there in fragment.places:
             own = slice(s.start, s.stop)
-            start, now = self.start[own], values[own]
+            start = self.start[own]
             self.rule.change(start, message[there], [flat[own] for flat in self.state.values()],
                              round=self.rounds.round(step), inner_lr=lr)
             self._squares[1] += float(start @ start)
+        for part in self.policy.own():                        # Ranks that share one copy write a part of it each.
+            if self.fragment_of.get(part.parameter.key) != fragment.number:
+                continue
+            start, now = self.start[part.start:part.stop], values[part.start:part.stop]
             if alpha == 1.0:
                 now[...] = start
             else:
