@@ -111,7 +111,7 @@ def test_other_numbers_of_sites_go_on_from_the_end_of_a_round_alone(runs: Path) 
     assert [one.get("steps") for one in told[:3]] == [21] * 3, told
     for one, now in zip(told[3:5], (1, 4)):
         assert f"after step 9 the 2 sites of this run had parameters of their own, and mesh.site = {now} now" in one["message"]
-    assert "fragment 0 was under way, and by this run's every, fragments and delay no fragment was after step 16" in \
+    assert "fragment 0 was under way, and by this run's every, fragments and delay fragment 1 was after step 16" in \
         told[5]["message"]
 
 
