@@ -114,6 +114,14 @@ def test_the_first_steps_are_dense_where_that_is_asked_for(config: Path) -> None
     assert later[1]["error_norm"] == 0 and dense[-1]["loss"] != later[-1]["loss"]
 
 
+def test_the_ratio_is_to_dense_sums_of_what_is_trained_in_these_steps(config: Path) -> None:
+    ok(train(2, config, "comm.compress=int8", *FORCED[:2], "train.steps=15", "comm.bucket_mb=0.001",
+             'optimizer.groups=[{params="linear0.*", freeze_until=10}]'))
+    found = steps(config.parent / "runs/run")
+    assert found[0]["wire_bytes"] < 0.3 * found[2]["wire_bytes"]
+    assert all(2 < line["compress_ratio"] < 4 for line in found), [line["compress_ratio"] for line in found]
+
+
 def test_on_one_node_it_has_no_effect_which_is_said_and_other_runs_know_nothing_of_it(config: Path) -> None:
     said = ok(train(2, config, "run.out=asked", "comm.compress=int8", *FORCED[1:])).out
     assert 'comm.compress = "int8" has no effect: all 2 ranks are on one node' in said

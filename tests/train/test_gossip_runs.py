@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from runs import SMALL, many, ok, record, steps, train, write
 
+from mpitrain.checkpoint.manifest import load
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError
 from mpitrain.models import mlp
@@ -88,6 +89,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
             (SITES, "run.toml", "run.out=peer", 'sync.levels=[{graph="one_peer_exponential",every=2,after=5}]'),
             (SITES, "run.toml", "run.out=refused", f"sync.levels={REFUSED[0][0]}"),
             (2, "evaluate", "whole"),
+            (SITES, "run.toml", "run.out=frozen", "train.steps=8", RING, 'optimizer.groups=[{params="linear0.*", frozen=true}]'),
             *((n, "run.toml", f"run.out=cut{i}", "mesh.site=2", "train.steps=8", "train.micro_batches=4", RING, *keys)
               for i, (n, *keys) in enumerate(CUTS))]
     return folder, many(folder, *runs, timeout=120)
@@ -122,7 +124,7 @@ def test_every_line_tells_how_far_apart_sites_are(results: Any) -> None:
 def test_a_site_of_several_ranks_learns_what_one_of_a_single_rank_does(results: Any) -> None:
     """Slices of parameters travel where the optimizer has slices, and a site clips by its own norm."""
     _, found = results
-    assert len({one["parameters_sha256"] for one in found[4:]}) == 1 and len(found[4:]) == len(CUTS)
+    assert len({one["parameters_sha256"] for one in found[5:]}) == 1 and len(found[5:]) == len(CUTS)
 
 
 def test_the_mean_of_the_sites_is_what_is_evaluated_and_kept(results: Any) -> None:
@@ -133,6 +135,13 @@ def test_the_mean_of_the_sites_is_what_is_evaluated_and_kept(results: Any) -> No
     for k in range(SITES):
         assert any(name.startswith(f"workers/{k}/parameters/") for name in arrays)
     assert any(name.startswith("workers/2/optimizer/") for name in arrays)
+
+
+def test_a_mean_over_sites_leaves_what_is_frozen_as_it_is(results: Any) -> None:
+    checkpoint = load(results[0] / "frozen/checkpoints/step-00000008")
+    for name in ("linear0.weight", "linear0.bias"):
+        assert (checkpoint.read(f"parameters/{name}") == checkpoint.read(f"workers/0/parameters/{name}")).all()
+    assert (checkpoint.read("parameters/head.weight") != checkpoint.read("workers/0/parameters/head.weight")).any()
 
 
 def test_a_rank_killed_in_a_round_ends_the_job_and_the_run_goes_on_to_the_same_bits(results: Any) -> None:

@@ -111,7 +111,18 @@ def test_other_numbers_of_sites_go_on_from_the_end_of_a_round_alone(runs: Path) 
     assert [one.get("steps") for one in told[:3]] == [21] * 3, told
     for one, now in zip(told[3:5], (1, 4)):
         assert f"after step 9 the 2 sites of this run had parameters of their own, and mesh.site = {now} now" in one["message"]
-    assert "fragment 0 was under way, which this run's every, fragments and delay have not after step 16" in told[5]["message"]
+    assert "fragment 0 was under way, and by this run's every, fragments and delay fragment 1 was after step 16" in \
+        told[5]["message"]
+
+
+def test_a_run_goes_on_with_more_steps_though_its_end_was_within_a_round(runs: Path) -> None:
+    level = LEVELS["streaming"].replace("fragments = 3", "fragments = 2")      # Of 21 steps, one leaves after the 16th.
+    write(runs, text(level), "longer.toml")
+    told = many(runs, (2, "longer.toml", "run.out=longer", "train.steps=16"), (2, "longer.toml", "run.out=longer", "--resume"),
+                (2, "streaming.toml", stopped(runs, "streaming", 15, "rarer"), "--resume",
+                 'sync.levels=[{every=15, outer="nesterov", lr=0.7, momentum=0.6, fragments=3, delay=1, compress="int4"}]'))
+    assert [one.get("steps") for one in told] == [16, 21, None], told
+    assert "no fragment was under way, and by this run's every, fragments and delay fragment 0 was" in told[2]["message"]
 
 
 def test_ranks_of_a_site_may_share_one_copy_and_go_on_to_the_same_bits(runs: Path) -> None:

@@ -64,6 +64,7 @@ def test_after_the_freeze_a_step_sends_a_thirtieth_and_a_local_one_nothing(tmp_p
     assert sum(sent) < 0.5 * 20 * sent[0]
     local = [line["wire_bytes"] for line in steps(tmp_path / "zeroone_adam")]
     assert local[6:] == [sent[-1], *[0.0, sent[-1]] * 6, sent[-1]]
+    assert [line["compress_ratio"] for line in steps(tmp_path / "zeroone_adam")[6:8]] == [pytest.approx(28, abs=4), None]
 
 
 def test_without_the_floor_of_v_a_run_ends_and_does_not_go_on(tmp_path: Path) -> None:

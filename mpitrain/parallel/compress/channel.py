@@ -59,6 +59,7 @@ class CompressedSum:
 
     tree = None
     compares = True                                           # A run finds out whether dense sums would be faster.
+    rounds = 1                                                # sums of a bucket in a step
 
     def __init__(self, channel: AnyChannel, layout: FlatLayout, make: Make, *, step: Callable[[], int], seed: int = 0,
                  feedback: bool = True, after: int = 0):
@@ -71,7 +72,9 @@ class CompressedSum:
         self.parts: dict[int, Part] = {}                      # by the start of the bucket
         self.shared: SharedChannel | None = None
         self.peers: Channel = channel.messages
-        self.coded_bytes = self.dense_bytes = 0               # that this rank posts in a step
+        self.coded_bytes = self.dense_bytes = 0               # that this rank posts in a step of which all is trained
+        self.dense_of: dict[int, int] = {}                    # the latter of each bucket, by its start
+        self.dense_sent = 0                                   # what all sums begun so far would have posted if they were dense
 
     def connect(self) -> None:
         """Finds out who the workers are, once the memory of the gradients has been asked for."""
@@ -85,7 +88,8 @@ class CompressedSum:
         for bucket in buckets:
             if bucket.trained_ever:
                 self.parts[bucket.start] = self._part(bucket)
-        self.coded_bytes, self.dense_bytes = self._sent_coded(), self._sent_dense()
+        self.dense_of = self._dense_of()
+        self.coded_bytes, self.dense_bytes = self.rounds * self._sent_coded(), self.rounds * sum(self.dense_of.values())
 
     @property
     def workers(self) -> int:
@@ -113,7 +117,14 @@ class CompressedSum:
         else:
             coded = self.shared.prepare_across(array, bucket.name, (part.start - bucket.start, part.stop - bucket.start),
                                                partial(self._start_across, part)).start
-        return Prepared(lambda: coded() if self.compresses else dense.start())
+        return self.counted(bucket, lambda: coded() if self.compresses else dense.start())
+
+    def counted(self, bucket: Bucket, start: Callable[[], Work]) -> Prepared:
+        """The sum of a bucket that `start` begins, of which `dense_sent` tells."""
+        def begin() -> Work:
+            self.dense_sent += self.dense_of[bucket.start]
+            return start()
+        return Prepared(begin)
 
     def dense(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
         """The same sum, as it is without compression."""
@@ -156,12 +167,12 @@ class CompressedSum:
         """Bytes that this rank posts in a compressed step."""
         return sum(part.exchange.sent for part in self.parts.values() if part.exchange is not None)
 
-    def _sent_dense(self) -> int:
-        """Bytes that it would post in a step if nothing were compressed, by the same channel."""
+    def _dense_of(self) -> dict[int, int]:
+        """Bytes that it would post for each bucket if nothing were compressed, by the same channel."""
         def sent(length: int) -> int:
             plan = make_plan(steps_of(self.peers, length), self.peers.rank, self.peers.size, length, 4)
             return HEADER_BYTES + sum(stop - start for round_ in plan.rounds for _, start, stop, _ in round_.sends)
-        return sum(sent(part.stop - part.start) for part in self.parts.values() if part.exchange is not None)
+        return {start: sent(part.stop - part.start) if part.exchange is not None else 0 for start, part in self.parts.items()}
 
     def _start_by_messages(self, part: Part, array: Host) -> Work:
         return Landed() if part.exchange is None else self.peers.progress.added(part.exchange.start(array))

@@ -113,6 +113,7 @@ class MomentumSum(CompressedSum):
     def _start(self, bucket: Bucket, array: Array, plain: Collective) -> Work:
         kind = self.kind
         if kind == LOCAL:
+            self.dense_sent += self.dense_of[bucket.start]
             return Landed()
         if kind == PACKED:
             self.optimizer.put(array, bucket.start, self.step() + 1, self.rate())

@@ -21,7 +21,6 @@ import numpy as np
 from mpitrain.backend import Array
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.messages.prepare import Prepared
 from mpitrain.comm.messages.program import MESSAGE_BYTES, Stage
 from mpitrain.comm.messages.signature import HEADER_BYTES, Signature
 from mpitrain.comm.work import Collective, Work
@@ -186,7 +185,7 @@ class CompressedSlices(CompressedSum):
         part, array = self.parts[bucket.start], arrays[0]
         dense = self.dense(bucket, arrays)
         coded = partial(self._start_by_messages, part, array)
-        return Prepared(lambda: coded() if self.compresses else dense.start())
+        return self.counted(bucket, lambda: coded() if self.compresses else dense.start())
 
     def _part(self, bucket: Bucket) -> Part:
         unit = self.shards.units[bucket.index]
@@ -204,12 +203,7 @@ class CompressedSlices(CompressedSum):
             one.pop("sum_error", None)                        # No sum is rounded.
         return state
 
-    def _sent_coded(self) -> int:
-        return self.rounds * super()._sent_coded()
-
-    def _sent_dense(self) -> int:
-        itemsize, found = self.layout.dtype.itemsize, 0
-        for unit in self.shards.units:
-            if unit.start in self.parts:
-                found += HEADER_BYTES + itemsize * (unit.stop - unit.start - (unit.own.stop - unit.own.start))
-        return self.rounds * found
+    def _dense_of(self) -> dict[int, int]:
+        itemsize = self.layout.dtype.itemsize
+        return {unit.start: HEADER_BYTES + itemsize * (unit.stop - unit.start - (unit.own.stop - unit.own.start))
+                for unit in self.shards.units if unit.start in self.parts}

@@ -40,6 +40,7 @@ class Level:
         self.n_sites, self.site = self.channel.size, self.channel.rank
         self.apart = False                                    # Whether parameters differ between sites now; the same on all.
         self.trained = [s for s in self.storage.segments if s.parameter.trained_from != float("inf")]
+        self.frozen = [s for s in self.storage.segments if s.parameter.trained_from == float("inf")]
         self.size = sum(s.stop - s.start for s in self.trained)       # elements that this rank updates
         self.sent_bytes = 0                                   # that this rank has posted to other sites
         self.fields: dict[str, float] = {}                    # Of the last meeting, for metrics.jsonl.
@@ -148,6 +149,8 @@ class Level:
         for s in self.storage.segments:
             self.other[s.start:s.stop] = self.storage.values[s.start:s.stop]
         self.mean_of(self.other)
+        for s in self.frozen:                                 # Sites have these alike, and a mean would round them.
+            self.other[s.start:s.stop] = self.storage.values[s.start:s.stop]
         if self._running:
             self.other_running = self.flat_running()
             self.mean_of(self.other_running)

@@ -35,6 +35,12 @@ if TYPE_CHECKING:
 SAMPLE = 1 << 16                                              # changes of a fragment that `drift` looks at
 
 
+def _told(fragments: Sequence[int]) -> str:
+    if len(fragments) < 2:
+        return f"fragment {fragments[0]} was" if fragments else "no fragment was"
+    return f"fragments {', '.join(map(str, fragments))} were"
+
+
 def stride(size: int) -> int:
     """Every so many elements, `SAMPLE` or a few more are looked at."""
     return max(1, size // SAMPLE)
@@ -93,7 +99,8 @@ class Outer(Level):
                 self._dense, self._since = None, step         # Its memory is wanted no more.
             return
         for f in rounds.landing(step):
-            self.land(self.fragments[f], step, lr)
+            if f in self._works:                              # A run that now goes on had landed all with its last step.
+                self.land(self.fragments[f], step, lr)
         leaving = rounds.leaving(step)
         for f in leaving:
             self.leave(self.fragments[f])
@@ -194,8 +201,10 @@ class Outer(Level):
     def resume(self, step: int, apart: bool, there: Mapping[str, Collection[str]]) -> str:
         self.apart = apart
         found = sorted({self.fragment_of[name] for name in there.get("sent", ()) if name in self.fragment_of})
-        if found != [] and found != self.rounds.under_way(step):
-            return f"fragment {found[0]} was under way, which this run's every, fragments and delay have not after step {step}"
+        expected = self.rounds.under_way(step)
+        if found != expected and (found or apart):            # Where sites have met, nothing is under way.
+            return (f"{_told(found)} under way, and by this run's every, fragments and delay {_told(expected)} after step {step}; "
+                    "set these as they were, or go on from the end of a run")
         self._works = dict.fromkeys(found)
         self._since = step
         if step >= self.rounds.after:

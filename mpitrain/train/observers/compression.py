@@ -45,7 +45,6 @@ class Compression(Observer):
         state.kept.append(self.residuals)
         self.copied_bytes = 0
         self._steps = 0                                       # since the last line
-        self._dense = 0                                       # bytes that would have been sent in these
         self._before = self._totals()
         self._compared = 0                                    # compressed steps that the comparison has seen
 
@@ -54,30 +53,29 @@ class Compression(Observer):
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
         self._steps += 1
-        self._dense += self.sum.dense_bytes
         if self.sum.compares and step > self.sum.after and self._compared < LOOKED:
             self._compare()
         if self.plan.logs(step):
             self.more.update(self._numbers(fields))
-            self._steps, self._dense, self._before = 0, 0, self._totals()
+            self._steps, self._before = 0, self._totals()
 
     def _totals(self) -> np.ndarray[Any, Any]:
-        """Bytes sent, of these to other nodes, and seconds of coding, since the start."""
+        """Bytes sent, of these to other nodes, seconds of coding, and bytes that dense sums would have sent, since the start."""
         meter = self.sum.meter
-        return np.array([meter.sent, meter.abroad, self.sum.clock.seconds])
+        return np.array([meter.sent, meter.abroad, self.sum.clock.seconds, self.sum.dense_sent])
 
     def _numbers(self, fields: Step) -> dict[str, float]:
         """The fields of a line: means of the steps since the last one. It communicates."""
         n, rank = self.control.size, self.control.rank
         table = np.zeros((n, 5))
-        table[rank] = [*(self._totals() - self._before), self._dense, self._squares()]
+        table[rank] = [*(self._totals() - self._before), self._squares()]
         self.control.allreduce(table, name="bytes of the exchange")
         sent, abroad, coded, dense = table[:, :4].T / self._steps
         most, slowest = int(sent.argmax()), float(coded.max())
         saved, norm = float(dense[most] - sent[most]), fields.grad_norm
         owed = math.sqrt(float(table[:, 4].sum()))
         return {"wire_bytes": float(sent[most]), "wire_bytes_nodes": float(abroad.max()),
-                "compress_ratio": float(dense.sum() / max(sent.sum(), 1.0)), "compress_s": slowest,
+                "compress_ratio": float(dense.sum() / sent.sum()) if sent.any() else math.nan, "compress_s": slowest,
                 "error_norm": owed / norm if norm else math.nan,
                 "break_even_mbit": 8e-6 * saved / slowest if slowest else math.nan}
 

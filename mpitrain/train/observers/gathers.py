@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from mpitrain.comm.messages.channel import Channel
@@ -35,7 +37,7 @@ class Gathers(Observer):
         table[self.control.rank] = self._totals() - self._before
         self.control.allreduce(table, name="bytes of gathers")
         sent, dense, coded = table.T / self._steps
-        self.more.update(gather_bytes=float(sent.max()), gather_ratio=float(dense.sum() / max(sent.sum(), 1.0)),
+        self.more.update(gather_bytes=float(sent.max()), gather_ratio=float(dense.sum() / sent.sum()) if sent.any() else math.nan,
                          gather_s=float(coded.max()))
         self._steps, self._before = 0, self._totals()
 
