@@ -44,8 +44,8 @@ def privacy(config: Config) -> Iterator[Refusal]:
     if p.accountant not in ACCOUNTANTS and ":" not in p.accountant:
         yield f'privacy.accountant = "{p.accountant}" is not there{nearest(p.accountant, ACCOUNTANTS)}', ("privacy.accountant",)
     if config.train.on_nan != "stop":
-        yield (f'train.on_nan = "{config.train.on_nan}" leaves out what all others have added to a step where a single part of it '
-               'is not finite, which neither clip nor noise bounds; with [privacy] set train.on_nan = "stop"',
+        yield (f'train.on_nan = "{config.train.on_nan}" leaves out what all others have added to a step where a single part of '
+               'it is not finite, which neither clip nor noise bounds; with [privacy] set train.on_nan = "stop"',
                ("train.on_nan", "privacy.unit"))
     yield from amount(config)
     yield from sums(config)

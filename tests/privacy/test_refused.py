@@ -90,3 +90,10 @@ def test_inspect_says_the_claim(tmp_path: Path) -> None:
     epsilon = RenyiAccountant().epsilon({(16 / 1437, 1.0): 20}, 1e-5)
     assert f"privacy: epsilon {epsilon:.4g} at delta 1e-05 after 20 steps" in told
     assert "for the presence of one row among 1437, each drawn by itself" in told and "are one user's" in told
+
+
+def test_the_claim_of_a_secure_sum_says_what_it_takes_for_given(tmp_path: Path) -> None:
+    """With one more client a round may have enough of them: the sum of all others is in the model then."""
+    path, keys = folder_of(tmp_path) / "clients.toml", ["privacy.noise=1.0"]
+    assumed = "as if rounds with too few clients were left out whoever is there"
+    assert assumed in "\n".join(inspect(path, [*keys, "privacy.secure=true"])) and assumed not in "\n".join(inspect(path, keys))
