@@ -125,6 +125,8 @@ def test_what_is_written_back_reads_as_the_same(tmp_path, text):
     ("model.name=''", "model.name is missing"),
     ("data.path=''", "data.path is missing"),
     ("train.steps=0", "give train.epochs or train.steps, one of them"),
+    ("workers.each_round=5", "workers.each_round is there, and there is no federation; set workers.count"),
+    ("workers.spread=2", "workers.spread is there, and there is no federation"),
 ])
 @pytest.mark.promise("F2")
 def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):

@@ -43,6 +43,10 @@ def privacy(config: Config) -> Iterator[Refusal]:
                "is chosen well below 1 / the number of clients or rows", ("privacy.delta",))
     if p.accountant not in ACCOUNTANTS and ":" not in p.accountant:
         yield f'privacy.accountant = "{p.accountant}" is not there{nearest(p.accountant, ACCOUNTANTS)}', ("privacy.accountant",)
+    if config.train.on_nan != "stop":
+        yield (f'train.on_nan = "{config.train.on_nan}" leaves out what all others have added to a step where a single part of '
+               'it is not finite, which neither clip nor noise bounds; with [privacy] set train.on_nan = "stop"',
+               ("train.on_nan", "privacy.unit"))
     yield from amount(config)
     yield from sums(config)
 
@@ -79,9 +83,6 @@ def sums(config: Config) -> Iterator[Refusal]:
     if p.unit == "client" and not p.secure and p.threshold != PrivacyConfig.threshold:
         yield (f"privacy.threshold = {written(p.threshold)} is for privacy.secure = true; leave it out",
                ("privacy.threshold", "privacy.secure"))
-    if p.secure and config.train.on_nan != "stop":
-        yield (f'train.on_nan = "{config.train.on_nan}" goes on where a change is not finite, which integers under masks cannot '
-               'tell; with privacy.secure = true set train.on_nan = "stop"', ("train.on_nan", "privacy.secure"))
     if not 0.5 < p.threshold <= 1:
         yield (f"privacy.threshold must be more than 0.5, at most 1, found {written(p.threshold)}: with half of the clients, "
                "each half could be asked for another secret of one client", ("privacy.threshold",))

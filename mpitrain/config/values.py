@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal
 
+from mpitrain.config.federated import workers
 from mpitrain.config.messages import Refusal, toml, written
 from mpitrain.config.private import privacy
 from mpitrain.config.sections import POLICIES, SECTIONS, CommConfig, Config, keys_of
@@ -183,7 +184,7 @@ def times(config: Config) -> Iterator[Refusal]:
 
 
 VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, inputs, averages, words, one_thread, finite, times,
-          privacy, *SHRINKING)
+          workers, privacy, *SHRINKING)
 
 
 def _is_finite(value: Any) -> bool:

@@ -31,7 +31,9 @@ REFUSED = [
     ("clients.toml", ["privacy.threshold=0.5", "privacy.secure=true"],
      "privacy.threshold must be more than 0.5, at most 1, found 0.5"),
     ("clients.toml", ["privacy.threshold=0.7"], "privacy.threshold = 0.7 is for privacy.secure = true; leave it out"),
-    ("clients.toml", ["privacy.secure=true", "train.on_nan=skip"], "which integers under masks cannot tell"),
+    ("clients.toml", ["privacy.secure=true", "train.on_nan=skip"], "which neither clip nor noise bounds"),
+    ("clients.toml", ["train.on_nan=skip"], "which neither clip nor noise bounds"),
+    ("rows.toml", ["train.on_nan=rewind"], 'with [privacy] set train.on_nan = "stop"'),
     ("rows.toml", ["privacy.secure=true"], 'privacy.secure is for privacy.unit = "client"'),
     ("rows.toml", ["privacy.unit=client"], "there is none; set workers.count"),
     ("clients.toml", ["privacy.unit=sample"], 'set privacy.unit = "client"'),
@@ -88,3 +90,10 @@ def test_inspect_says_the_claim(tmp_path: Path) -> None:
     epsilon = RenyiAccountant().epsilon({(16 / 1437, 1.0): 20}, 1e-5)
     assert f"privacy: epsilon {epsilon:.4g} at delta 1e-05 after 20 steps" in told
     assert "for the presence of one row among 1437, each drawn by itself" in told and "are one user's" in told
+
+
+def test_the_claim_of_a_secure_sum_says_what_it_takes_for_given(tmp_path: Path) -> None:
+    """With one more client a round may have enough of them: the sum of all others is in the model then."""
+    path, keys = folder_of(tmp_path) / "clients.toml", ["privacy.noise=1.0"]
+    assumed = "as if rounds with too few clients were left out whoever is there"
+    assert assumed in "\n".join(inspect(path, [*keys, "privacy.secure=true"])) and assumed not in "\n".join(inspect(path, keys))

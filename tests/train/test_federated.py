@@ -158,6 +158,7 @@ def test_drift_is_the_workers_distance_from_their_mean(config: Path) -> None:
     (("workers.each_round=poisson:0",), 'with a probability above 0, at most 1, found "poisson:0"'),
     (("workers.each_round=poisson:2",), 'found "poisson:2"'),
     (("workers.each_round=some",), 'found "some"'),
+    (("workers.buffer=2",), "workers.buffer is for workers that do not wait for each other; set workers.arrival"),
     (("workers.drop=1",), "workers.drop = 1 must be 0 or more and below 1"),
     (("workers.rows=dirichlet:0",), '"dirichlet:0" needs the concentration'),
     (("workers.rows=dirichlets:1",), 'unknown partition "dirichlets"'),

@@ -202,16 +202,17 @@ class Privacy(Extension):
         what = {"client": "client", "sample": "row"}[p.unit]
         masks = [] if self.numbers is None else [
             f"secure sums: clients' parts in steps of {1 / self.numbers.scale:.3g}, unmasked where a share of "
-            f"{p.threshold:g} of a round's clients answers"]
+            f"{p.threshold:g} of a round's clients answers, two at least"]
         bound = f"each {what} adds a norm of {p.clip:g} at most, the sum gets noise of {self.sigma:.6g} times that"
         if self.seeded:
             return [f'privacy: NOT private: privacy.noise = "{p.noise}" draws noise from run.seed, for tests; {bound}', *masks]
         if self.spent is None:
             return [f"privacy: no epsilon is told: {self.why_not()}; {bound}", *masks]
         before = "" if not self.spent.history else f", of which {self.spent.epsilon():.4g} is spent,"
+        left_out = "" if self.numbers is None else ", as if rounds with too few clients were left out whoever is there"
         return [f"privacy: epsilon {self.total():.4g}{before} at delta {p.delta:g} after {self.steps} steps; {bound}",
                 f"that epsilon is for the presence of one {what} among {self.count}, each drawn by itself with probability "
-                f"{self.q:.6g}, and for the parameters, not for losses and counts in metrics.jsonl; {USER}", *masks]
+                f"{self.q:.6g}, and for the parameters, not for losses and counts in metrics.jsonl{left_out}; {USER}", *masks]
 
     def why_not(self) -> str:
         """Why no epsilon holds."""
