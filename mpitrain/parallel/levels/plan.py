@@ -137,8 +137,8 @@ def refused(config: Config, closure: str = "") -> Iterator[tuple[str, str]]:
     if config.comm.compress:
         yield f'comm.compress = "{config.comm.compress}"', "set compress in [[sync]] instead, for what travels between sites"
     if config.comm.compress_parameters:
-        yield (f'comm.compress_parameters = "{config.comm.compress_parameters}", whose rounded values would be others on each site',
-               'set it to ""')
+        yield (f'comm.compress_parameters = "{config.comm.compress_parameters}", whose rounded values would be others on each '
+               'site', 'set it to ""')
     if config.workers.count:
         yield f"workers.count = {config.workers.count}, a federation of its own", "set it to 0"
     if closure:

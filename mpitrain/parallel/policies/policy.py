@@ -15,7 +15,6 @@ from typing import Any, ClassVar, TypedDict
 
 from mpitrain.backend import Array, Device, asnumpy
 from mpitrain.comm.face import AnyChannel
-from mpitrain.comm.messages.algorithms import hosts_of, name_of
 from mpitrain.config import Config
 from mpitrain.config.rules import Rule
 from mpitrain.errors import GraphError, NumericsError
@@ -30,9 +29,9 @@ from mpitrain.parallel.gradients.scaled_rows import ScaledRows
 from mpitrain.parallel.gradients.statistics import Statistics
 from mpitrain.parallel.policies.alone import Alone
 from mpitrain.parallel.policies.late_norm import LateNorm
+from mpitrain.parallel.policies.way import way_of
 from mpitrain.placement.bytes import Bytes
 from mpitrain.placement.shards import Shards
-from mpitrain.schedules.collectives import ON_NODES
 
 Evaluate = Callable[[bool], tuple[float, Array]]
 
@@ -168,18 +167,7 @@ class Policy(ABC):
 
     def way(self) -> str:
         """How gradients are added up, as far as bits depend on it. It communicates."""
-        from mpitrain.parallel.policies.node_memory import nodes_of, nodes_text
-        channel = self.channel
-        if self.tree:
-            return "messages, one tree over all micro-batches"
-        if channel.shared and not channel.notes:
-            return f"shared memory of ranks {nodes_text(nodes_of(channel))}"
-        way = f"messages, {name_of(channel.algorithm) if isinstance(channel.algorithm, str) else 'an algorithm of your own'}"
-        if isinstance(channel.algorithm, str) and channel.algorithm in ON_NODES:
-            way += f" of ranks {nodes_text(hosts_of(channel.messages.comm))}"
-        if channel.shared and channel.cross is None:              # Copied arrays need little room.
-            way += f", small buckets through shared memory of ranks {nodes_text(nodes_of(channel))}"
-        return way
+        return way_of(self.channel, bool(self.tree))
 
     def whole_of(self, allocate: Callable[[int], Any] | None) -> None:
         """`initialise` where each rank sees all parameters, in memory of `allocate` (default: the device's own)."""
