@@ -66,13 +66,16 @@ def residual_bytes(config: Config, p: Placement, share: float = 1.0, text: str =
     return int(share * found.kept)
 
 
-def prove(config: Config, stages: Sequence[Placement], n: int) -> None:
+def prove(config: Config, stages: Sequence[Placement]) -> None:
     """CompressError where a compressor of the user's own is not one, at the sizes of this model."""
-    make = make_compressor(config.comm.compress, config.folder)
-    for p in stages if make.own and n > 1 else ():
-        layout = p.layout()
-        check_compressor(make, n, pieces_of(layout.segments, 0, layout.size), seed=config.run.seed,
-                         feedback=config.comm.compress_feedback)
+    n, comm = stages[0].grid.count(REPLICAS), config.comm
+    for text, feedback in ((comm.compress, comm.compress_feedback), (comm.compress_parameters, False)):
+        make = make_compressor(text, config.folder) if text else None
+        if make is None or not make.own or n == 1:
+            continue
+        for p in stages:
+            layout = p.layout()
+            check_compressor(make, n, pieces_of(layout.segments, 0, layout.size), seed=config.run.seed, feedback=feedback)
 
 
 def compression_lines(config: Config, stages: Sequence[Placement]) -> Iterator[str]:

@@ -93,9 +93,9 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     refuse_cuts(config, placed)
     try_by_itself(config, placed, made, inputs)
     observers_of(config)
-    if config.comm.compress:
+    if config.comm.compress or config.comm.compress_parameters:
         from mpitrain.plan.compression import prove  # few runs compress
-        prove(config, [placed.at_stage(index) for index in range(grid.size("pp"))], grid.count(REPLICAS))
+        prove(config, [placed.at_stage(index) for index in range(grid.size("pp"))])
     block, cp, n_micro, pp = config.model.arguments.get("block"), grid.size("cp"), valid.n_micro, grid.size("pp")
     yield f"{config.run.name}: model {config.model.name}, {n_parameters:,} parameters"
     if given := said_by_data(written, config):

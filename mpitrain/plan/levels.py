@@ -10,6 +10,7 @@ from mpitrain.config import Config
 from mpitrain.config.levels import Level as Table
 from mpitrain.config.levels import levels_of, make_outer
 from mpitrain.nn import FlatLayout
+from mpitrain.parallel.compress.check import check_compressor
 from mpitrain.parallel.compress.compressor import Make, Piece, make_compressor
 from mpitrain.parallel.compress.programs import program_of
 from mpitrain.parallel.levels.fragments import fragments_of
@@ -74,6 +75,9 @@ def _sent(config: Config, table: Table, layout: FlatLayout, fragment_of: dict[st
 
 
 def _coded(make: Make, pieces: Sequence[Piece], n: int, seed: int) -> int:
+    """Bytes of a compressed sum. CompressError for a compressor of the user's own that is wrong at these sizes."""
+    if make.own:
+        check_compressor(make, n, pieces, seed=seed)
     compressor = make(pieces, n, seed=seed)
     return HEADER_BYTES + program_of(compressor, 0, lambda words: choose("auto", n, 4 * words), {}, lambda: 0).sent
 

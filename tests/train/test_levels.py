@@ -157,6 +157,22 @@ def test_a_wrong_level_ends_the_job_with_one_line(tmp_path: Path) -> None:
     ok(mpirun(1, "-m", "mpitrain", "inspect", write(tmp_path, text("every = 10\n", base=SMALL)), "--ranks", "2", cwd=tmp_path))
 
 
+OWN = """
+import numpy as np
+from mpitrain.parallel.compress.blocks import Int8
+class Noise(Int8):
+    def encode(self, step, worker, values, *rest):
+        super().encode(step, worker, values + np.random.rand(len(values)).astype(np.float32), *rest)
+"""
+
+
+def test_a_compressor_of_ones_own_that_is_wrong_is_refused_by_inspect_as_by_train(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    config = write(tmp_path, text('every = 10\ncompress = "own.py:Noise"\n', base=SMALL))
+    for n, *words in ((1, "inspect", config, "--ranks", "2"), (2, "train", config)):
+        refused(mpirun(n, "-m", "mpitrain", *words, cwd=tmp_path), 78, "E_COMPRESS", "is not the same twice")
+
+
 SPOILS = """
 from mpi4py import MPI
 from mpitrain import optim
@@ -188,7 +204,8 @@ def test_a_site_whose_parameters_are_spoilt_ends_the_job_before_it_meets_another
     ('every = 2\nouter = "nestrov"', 'nestrov'), ("every = 2\nlr = 0.0", "sync.lr must be more than 0"),
     ("every = 2\nmomentum = 0.5", 'outer = "average" has no sync.momentum'),
     ('every = 2\nouter = "nesterov"\nmomentum = 1.0', "momentum"),
-    ('every = 2\ncompress = "int7"', 'unknown compressor "int7"'),
+    ('every = 2\ncompress = "int7"', '[[sync]] compress = "int7": unknown compressor "int7"'),
+    ('every = 2\ncompress = "powersgd:2"', '[[sync]] compress = "powersgd:2" keeps matrices of its own'),
     ('what = "gradients"\nevery = 2', 'adds up the gradients of each step, perhaps those of `delay` steps ago, found every = 2'),
     ('what = "gradients"\ndelay = 50', "delay = 50 is beyond the run"),
     ('what = "gradients"\nfragments = 2', "found fragments = 2"),

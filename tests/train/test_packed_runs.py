@@ -44,6 +44,26 @@ def test_a_run_that_is_taken_up_again_has_the_bits_of_one_that_was_not(tmp_path:
         assert record(tmp_path / folder)["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=0.02)
 
 
+OWN = """
+from mpitrain.parallel.compress.blocks import Int8
+
+class Third(Int8):
+    def decode(self, message, first, stop, total, add):
+        super().decode(message, first, stop, total, add)
+        total[::3] = 0
+"""
+
+
+def test_a_compressor_of_ones_own_is_proved_before_parameters_travel_by_it(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    config = write(tmp_path, RUN)
+    options = ("comm.sharding=parameters", "comm.compress_force=true", "comm.compress_parameters=own.py:Third")
+    inspected = mpirun(1, "-m", "mpitrain", "inspect", config, "--ranks", "2", *options, cwd=tmp_path)
+    for result in (train(2, config, *options), inspected):
+        line, = result.error_lines
+        assert result.rc == 78 and "E_COMPRESS" in line, line
+
+
 def test_a_run_says_what_travels_and_counts_it(tmp_path: Path) -> None:
     """On one node nothing does unless it is forced. Gradients leave once for each micro-batch, blocks come twice."""
     config = write(tmp_path, RUN)

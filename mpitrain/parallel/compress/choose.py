@@ -10,7 +10,7 @@ from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.config import Config
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.compress.channel import CompressedSum
-from mpitrain.parallel.compress.compressor import CompressError, make_compressor
+from mpitrain.parallel.compress.compressor import CompressError, Make, Piece, make_compressor
 from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.placement.buckets import Bucket
 
@@ -50,19 +50,26 @@ def open_sum(found: CompressedSum, buckets: Sequence[Bucket], control: Objects) 
     """Ready for steps; notes for the run to say. CompressError, on all ranks, for a compressor of the user's own that is wrong at
     the sizes of this model. It communicates."""
     found.connect()
-    wrong = ""
-    if found.make.own:
-        from mpitrain.parallel.compress.check import check_compressor
-        pieces = pieces_of(found.layout.segments, 0, found.layout.size)
-        try:
-            if found.worker == 0:
-                check_compressor(found.make, found.workers, pieces, seed=found.seed, feedback=found.feedback)
-        except CompressError as error:
-            wrong = error.message
-        if wrong := next(filter(None, control.gather_objects(wrong)), ""):
-            raise CompressError(wrong)
+    pieces = pieces_of(found.layout.segments, 0, found.layout.size)
+    prove_own(found.make, found.workers, pieces, control, seed=found.seed, feedback=found.feedback, first=found.worker == 0)
     found.open(buckets)
     return notes_of(found)
+
+
+def prove_own(make: Make, n: int, pieces: Sequence[Piece], control: Objects, *, seed: int, feedback: bool, first: bool) -> None:
+    """CompressError, on all ranks of `control`, for a compressor of the user's own that is wrong for arrays of `pieces` between n
+    workers. Ranks that are `first` of those with the same array look. It communicates if there is something to prove."""
+    if not make.own:
+        return
+    from mpitrain.parallel.compress.check import check_compressor
+    wrong = ""
+    try:
+        if first:
+            check_compressor(make, n, pieces, seed=seed, feedback=feedback)
+    except CompressError as error:
+        wrong = error.message
+    if wrong := next(filter(None, control.gather_objects(wrong)), ""):
+        raise CompressError(wrong)
 
 
 def notes_of(found: CompressedSum) -> list[str]:

@@ -203,9 +203,8 @@ class Outer(Level):
         found = sorted({self.fragment_of[name] for name in there.get("sent", ()) if name in self.fragment_of})
         expected = self.rounds.under_way(step)
         if found != expected and (found or apart):            # Where sites have met, nothing is under way.
-            return (f"{_told(found)} under way, and by every, fragments and delay of this run {_told(expected)} after step "
-                    f"{step}; "
-                    "set these as they were, or go on from the end of a run")
+            return (f"{_told(found)} under way, and by this run's every, fragments and delay {_told(expected)} after step "
+                    f"{step}; set these as they were, or go on from the end of a run")
         self._works = dict.fromkeys(found)
         self._since = step
         if step >= self.rounds.after:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.config import Config
@@ -11,7 +12,7 @@ from mpitrain.config.levels import Level as Table
 from mpitrain.config.levels import levels_of, make_outer
 from mpitrain.config.messages import toml
 from mpitrain.config.topology import GRAPHS
-from mpitrain.errors import nearest
+from mpitrain.errors import ConfigError, nearest
 from mpitrain.optim.outer import OuterRule
 from mpitrain.parallel.levels.rounds import Rounds
 from mpitrain.registry import named
@@ -67,7 +68,7 @@ def plan(config: Config, grid: Grid, model: Module, steps: int, steps_per_epoch:
     if table.what == "gradients":
         return Planned(table, rounds, None)
     if table.compress:
-        refuse_compressed(config, grid, table)
+        refuse_compressed(config, grid, table, model)
     rule = make_outer(table.outer, table.lr, table.arguments, config.folder)
     for name in rule.states:
         if name in KEPT or "/" in name:
@@ -93,11 +94,19 @@ def describe(planned: Planned, sites: int) -> str:
     return f"{sites} sites exchange {first}parameters{coded} every {rounds.every} steps{parts}{late}, outer rule {table.outer}"
 
 
-def refuse_compressed(config: Config, grid: Grid, table: Table) -> None:
-    """ConfigError for a compressor that is not there, or has no whole parameters to work on."""
-    from mpitrain.parallel.compress.compressor import make_compressor
-    make_compressor(table.compress, config.folder)
+def refuse_compressed(config: Config, grid: Grid, table: Table, model: Module) -> None:
+    """ConfigError for a compressor that is not there, keeps what no checkpoint of sites has, or has no whole parameters to work
+    on."""
+    from mpitrain.parallel.compress.compressor import Piece, make_compressor
     what = f'[[sync]] compress = "{table.compress}"'
+    try:
+        make = make_compressor(table.compress, config.folder)
+    except ConfigError as error:
+        raise config.wrong(error.message.replace("comm.compress =", "[[sync]] compress =", 1), ("sync.levels",)) from None
+    for name, p in model.named_parameters() if not make.own else ():
+        states = make([Piece(name, 0, prod(p.global_shape), 0, p.global_shape)], grid.n_sites).states()
+        if any(kept.of == "all" for kept in states.values()):
+            raise config.wrong(f"{what} keeps matrices of its own; use int8, int4, onebit, topk or randomk", ("sync.levels",))
     if grid.count(REPLICAS) > 1 and (config.comm.cuts != "none" or config.comm.node_shared):
         raise config.wrong(f"{what} needs whole parameters on each rank, found comm.sharding or comm.node_shared, which cut them "
                            "into slices; leave these out, or compress", ("sync.levels",))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mpitrain.backend import Array
-from mpitrain.comm.face import AnyChannel
+from mpitrain.comm.face import AnyChannel, Objects
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.comm.work import Work
 from mpitrain.config import Config
-from mpitrain.parallel.compress.choose import several_nodes
+from mpitrain.parallel.compress.choose import prove_own, several_nodes
 from mpitrain.parallel.compress.compressor import Packed, make_compressor
 from mpitrain.parallel.compress.exchange import Clock
 from mpitrain.parallel.compress.pieces import pieces_of
@@ -19,12 +19,16 @@ from mpitrain.placement.shards import Shards, Unit
 
 class PackedParameters:
     """The gathers of a policy with slices, over `channel`: all ranks with the same part of the model, or with a `copy` on each
-    node the same-numbered ones of all nodes, who bring in that rank's piece."""
+    node the same-numbered ones of all nodes, who bring in that rank's piece. CompressError, on all ranks of `control`, for a
+    compressor of the user's own that is wrong at the sizes of this model. It communicates."""
 
-    def __init__(self, config: Config, channel: Channel, shards: Shards, copy: NodeCopy | None = None):
+    def __init__(self, config: Config, channel: Channel, shards: Shards, control: Objects, copy: NodeCopy | None = None):
         self.channel, self.shards, self.copy = channel, shards, copy
         self.text, self.clock = config.comm.compress_parameters, Clock()
         make = make_compressor(self.text, config.folder)
+        layout = shards.layout
+        prove_own(make, channel.size, pieces_of(layout.segments, 0, layout.size), control, seed=config.run.seed, feedback=False,
+                  first=channel.rank == 0)
         self.sent_bytes = self.dense_bytes = 0                # posted since the start, and what that would be as float32
         self._gathers: dict[int, PackedGather] = {}           # by the start of the unit
         for unit in shards.units:

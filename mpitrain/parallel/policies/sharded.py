@@ -65,7 +65,8 @@ class Sharded(Policy):
             self.said.append(why)
             return
         cross = None if self.copy is None else self.copy.shared.cross
-        self.packed = PackedParameters(config, self.ranks if cross is None else cross, self.shards, self.copy)
+        self.packed = PackedParameters(config, self.ranks if cross is None else cross, self.shards, self.context.control,
+                                       self.copy)
         self.said.append(self.packed.note())
 
     def cut(self, layout: FlatLayout) -> Shards:
