@@ -138,7 +138,8 @@ class ParallelContext:
         if self.group is not None:
             broadcast_state(whole("tp"), self.group.channel.messages)
         if self.sites is not None and not apart:
-            broadcast_state({name: one for name, one in arrays.items() if not name.startswith("workers/")}, self.sites)
+            model = ("parameters/", "buffers/")               # Of other state, sites have other arrays, in another order.
+            broadcast_state({name: one for name, one in arrays.items() if name.startswith(model)}, self.sites)
 
 
 def connect(placement: Placement, mesh: Mesh, control: Channel, *, shared: bool = True) -> ParallelContext:

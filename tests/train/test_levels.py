@@ -157,6 +157,17 @@ def test_a_wrong_level_ends_the_job_with_one_line(tmp_path: Path) -> None:
     ok(mpirun(1, "-m", "mpitrain", "inspect", write(tmp_path, text("every = 10\n", base=SMALL)), "--ranks", "2", cwd=tmp_path))
 
 
+def test_sites_begin_with_the_parameters_of_another_run(runs: Path) -> None:
+    levels = 'sync.levels=[{every=2, outer="nesterov", compress="int4"}]', 'sync.levels=[{graph="ring"}]'
+    told = many(runs, *((2, "diloco.toml", f"run.out=from{i}", "train.steps=2", "model.init_from=late", "optimizer.lr=1e-9",
+                         "optimizer.warmup_steps=0", level) for i, level in enumerate(levels)))
+    assert [one.get("steps") for one in told] == [2, 2], told
+    before = load(runs / "late/checkpoints/step-00000021").read("parameters/linear.weight")
+    for i in range(2):
+        after = load(runs / f"from{i}/checkpoints/step-00000002").read("parameters/linear.weight")
+        assert abs(after - before).max() < 1e-6
+
+
 OWN = """
 import numpy as np
 from mpitrain.parallel.compress.blocks import Int8
