@@ -167,6 +167,7 @@ def test_drift_is_the_workers_distance_from_their_mean(config: Path) -> None:
     (("workers.correct=prox:-1",), '"prox:-1" needs a number of 0 or more'),
     ((*SCAFFOLD, "optimizer.momentum=0.9"), "which it is for plain SGD alone"),
     ((*SCAFFOLD, "optimizer.name=adamw", "optimizer.momentum=0.9"), "which it is for plain SGD alone"),
+    ((*SCAFFOLD, "optimizer.groups=[{params=['*bias'], lr=0.1}]"), "found parameters with rules of their own"),
     (("optimizer.name=lbfgs", "optimizer.momentum=0.9"), "computes the loss of a step several times"),
     (("comm.sharding=optimizer",), 'found comm.sharding = "optimizer"; set comm.sharding = "none"'),
     (("comm.node_shared=true",), "found comm.node_shared = true"),

@@ -77,7 +77,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
                         (3, "run.toml", "run.out=r3", "workers.arrival=recorded"),
                         (2, "run.toml", "run.out=r2", "workers.arrival=r3/arrivals.jsonl"),
                         (2, "run.toml", "run.out=all", "workers.in_flight=6", "workers.buffer=6", "train.steps=1", TOGETHER),
-                        (2, "run.toml", "run.out=together", "workers.arrival=", "train.steps=1", TOGETHER), timeout=120)
+                        (2, "run.toml", "run.out=together", "workers.arrival=", "workers.in_flight=4", "train.steps=1", TOGETHER),
+                        timeout=120)
 
 
 def sha(found: dict[str, Any]) -> str:
@@ -105,6 +106,14 @@ def test_a_record_of_real_arrivals_is_repeated_to_the_bit_on_other_ranks(results
     folder, found = results
     assert sha(found[2]) == sha(found[3])
     assert arrivals(folder / "r3") == arrivals(folder / "r2")
+
+
+def test_a_first_round_in_which_rank_0_trains_nobody_is_no_model_without_gradients(results: Any) -> None:
+    """Rank 0 applies what two others train, and all of them know which parameters gradients have reached."""
+    folder, found = results
+    ok(train(3, folder / "run.toml", "run.out=two", "workers.in_flight=2", "train.steps=1"))
+    ok(train(1, folder / "run.toml", "run.out=one", "workers.in_flight=2", "train.steps=1"))
+    assert sha(record(folder / "two")) == sha(record(folder / "one"))
 
 
 def test_all_at_once_in_one_buffer_is_federated_averaging(results: Any) -> None:

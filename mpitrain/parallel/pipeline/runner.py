@@ -59,6 +59,7 @@ class Pipeline:
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
         self.span, self.goes_on = span, goes_on
         self.graphs: Graphs | None = None                   # Captured micro-batches, where the stage is the whole model.
+        self.reached: set[int] = set()                      # Parameters, by identity, that backwards of their own have reached.
         self.blamed: list[NumericsError] = []               # The errors of the last step on this rank.
         self.without_graph = 0                              # The last virtual stage whose output did not depend on its input.
         self.count = 0.0                                    # Terms of the loss in the last step, over all ranks.

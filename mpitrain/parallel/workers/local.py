@@ -49,7 +49,6 @@ class LocalTraining(Pipeline):
         self.start, self.delta = np.empty_like(self.values), np.empty_like(self.values)
         self.seat, self.gradients = np.empty_like(self.values), self.storage.new_flat()
         self._leaves = [(s.parameter, view) for s, view in zip(self.storage.segments, self.storage.views(self.gradients))]
-        self._reached: set[int] = set()                       # parameters that a gradient has reached, by identity
 
     def run(self, micro_batches: Sequence[Any], *, flags: tuple[float, float] = (0.0, 0.0)) -> Parts:
         """Each seat's part of the round's mean loss, (`n_micro`,) float64: the workers' weighted means over their local steps."""
@@ -95,7 +94,7 @@ class LocalTraining(Pipeline):
         for leaf, _ in self._leaves:
             if leaf.requires_grad:
                 leaf.grad = leaf.grad_buffer
-                if id(leaf) in self._reached:
+                if id(leaf) in self.reached:
                     for hook in leaf.grad_hooks:
                         hook(leaf)
 
@@ -142,7 +141,7 @@ class LocalTraining(Pipeline):
         if loss.requires_grad:
             with holding_hooks() as reached, part_of_batch(lambda: 1.0):
                 run_backward(loss, np.asarray(1.0 / (count or 1.0), dtype=loss.dtype))
-            self._reached.update(map(id, reached))
+            self.reached.update(map(id, reached))
         for leaf, view in self._leaves:
             if leaf.grad is None:
                 view[...] = 0.0

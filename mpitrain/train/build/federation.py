@@ -162,6 +162,10 @@ def refuse_model(config: Config, model: nn.Module, tried: Optimizer) -> None:
 def refuse_unfit(config: Config, correction: Correction, tried: Optimizer) -> None:
     """ConfigError where the correction does not go with the workers' optimizer, or the run."""
     o, what = config.optimizer, f'workers.correct = "{config.workers.correct}"'
+    if correction.plain_sgd and not isinstance(tried, SGD) and o.name == "sgd":
+        raise config.wrong(f"{what} takes a worker's way for a sum of its gradients at one rate, found parameters with rules of "
+                           "their own (optimizer.groups, lora); leave those out, or set workers.correct to \"prox:0.1\"",
+                           ("workers.correct", "optimizer.groups"))
     if correction.plain_sgd and not (isinstance(tried, SGD) and not tried.momentum and not o.clip_norm):
         raise config.wrong(f"{what} takes a worker's way for a sum of its gradients, which it is for plain SGD alone, found "
                            f'optimizer.name = "{o.name}", momentum = {o.momentum:g}, clip_norm = {o.clip_norm:g}; set "sgd", 0 '

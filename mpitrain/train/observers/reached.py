@@ -51,6 +51,7 @@ class Reached(Observer):
         """It communicates: an expert, or a rank's micro-batches, may have got no rows while others did."""
         self.close()
         stage = self.pipeline.stage
+        self._found |= {key for key, parameter in self._waiting.items() if id(parameter) in self.pipeline.reached}
         if stage.n_stages > 1:                                # Stages before one without a graph got zeros from it.
             last = max(self.channel.gather_objects(self.pipeline.without_graph))
             self._found -= {p.key for i, chunk in enumerate(stage.chunks) if stage.virtual(i) < last for p in chunk.parameters()}
