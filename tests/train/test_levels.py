@@ -125,6 +125,10 @@ def test_a_run_goes_on_with_more_steps_though_its_end_was_within_a_round(runs: P
     assert "no fragment was under way, and by this run's every, fragments and delay fragment 0 was" in told[2]["message"]
 
 
+def test_replay_refuses_a_run_of_sites(runs: Path) -> None:
+    refused(mpirun(1, "-m", "mpitrain", "replay", "diloco", "--step", "9", cwd=runs), 64, "this run has 2 sites with one each")
+
+
 def test_lines_of_metrics_tell_what_meetings_cost_and_evaluations_are_of_the_mean(runs: Path) -> None:
     told = steps(runs / "diloco")
     assert "round" not in told[4] and [told[i]["round"] for i in (5, 11, 17, 20)] == [1, 2, 3, 4]
