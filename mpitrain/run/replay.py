@@ -63,8 +63,9 @@ def replay(config: Config, folder: Path, comm: Any, files: Callable[[], Any], *,
     everyone = channel.gather_objects({**own, "rank": comm.rank, "host": socket.gethostname()})
     mesh.close()
     recorded, last = about["recorded"], about["parameters"]
-    if micro_batch is not None or not comparable(config, about["run"], own, step, sums=False):
-        recorded = {}
+    if micro_batch is not None or own_parameters(config, about["run"], found) or \
+            not comparable(config, about["run"], own, step, sums=False):
+        recorded, last = {}, None
     elif not comparable(config, about["run"], own, step, sums=True):
         recorded, last = {"loss": recorded["loss"]} if recorded else {}, None
     changes = fingerprint.changes(about["run"].get("numerics"), own["numerics"]) if own["numerics"] else ""
@@ -113,9 +114,18 @@ def by_itself(config: Config, about: Found) -> Config:
         raise UsageError("replay computes the micro-batches of a step, and a federation's step is a round of workers; train it "
                          "again, on one rank too: it has the same bits")
     grid = Grid({axis: int(length) for axis, length in about["mesh"].items()})
+    if grid.n_sites > 1:
+        raise UsageError(f"replay computes a step of one model, and this run has {grid.n_sites} sites with one each; train it "
+                         "again on as many ranks: it has the same bits")
     n_micro = micro_batches(grid, config.mesh, config.train)
     return replace(config, mesh=MeshConfig(), comm=CommConfig(), optimizer=replace(config.optimizer, offload="none"),
                    train=replace(config.train, micro_batches=n_micro, threads=int(about["threads"])))
+
+
+def own_parameters(config: Config, about: Found, found: Checkpoint | None) -> bool:
+    """Whether the run's ranks computed with other parameters than checkpoints have: rounded ones, or each with its own."""
+    drifted = found is not None and any(name.startswith("drift/") for name in found.arrays)
+    return about["ranks"] > 1 and (bool(config.comm.compress_parameters) or drifted)
 
 
 def comparable(config: Config, about: Found, own: Found, step: int, *, sums: bool) -> bool:

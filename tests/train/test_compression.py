@@ -69,6 +69,7 @@ def config(tmp_path: Path) -> Path:
     (["comm.algorithm=ring"], "would round sums again at every hop"),
     (["comm.algorithm=mpi"], "knows numbers, not what is in a message"),
     (["comm.compress=topk:0.01", "comm.algorithm=tree"], "has no all-gather"),
+    (["comm.compress_after=50"], "comm.compress_after = 50 is beyond the run, which has 50 steps"),
     (["comm.compress=int7"], 'unknown compressor "int7"'), (["comm.compress=topk:0"], "above 0 and at most 1"),
     (["comm.compress=topk:nan"], "above 0 and at most 1"), (["comm.compress=powersgd:0"], "expected a rank"),
     (["comm.compress=mine.py:Dies2"], 'mine.py has no "Dies2"'), (["comm.compress=mine.py:Path"], "expected a subclass of"),

@@ -134,6 +134,10 @@ def test_ranks_of_a_site_may_share_one_copy_and_go_on_to_the_same_bits(runs: Pat
     assert whole["parameters_sha256"] == sliced["parameters_sha256"] == again["parameters_sha256"]
 
 
+def test_replay_refuses_a_run_of_sites(runs: Path) -> None:
+    refused(mpirun(1, "-m", "mpitrain", "replay", "diloco", "--step", "9", cwd=runs), 64, "this run has 2 sites with one each")
+
+
 def test_lines_of_metrics_tell_what_meetings_cost_and_evaluations_are_of_the_mean(runs: Path) -> None:
     told = steps(runs / "diloco")
     assert "round" not in told[4] and [told[i]["round"] for i in (5, 11, 17, 20)] == [1, 2, 3, 4]

@@ -44,6 +44,16 @@ def test_a_run_that_is_taken_up_again_has_the_bits_of_one_that_was_not(tmp_path:
         assert record(tmp_path / folder)["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=0.02)
 
 
+def test_replay_compares_no_bits_of_ranks_that_computed_with_rounded_parameters(tmp_path: Path) -> None:
+    config = write(tmp_path, RUN)
+    result = train(2, config, "run.out=a", "comm.sharding=optimizer", "train.steps=7", "checkpoint.every=3", "checkpoint.keep=9",
+                   *PACKED)
+    assert result.rc == 0, result.err
+    for step in ("4", "6"):
+        result = mpirun(1, "-m", "mpitrain", "replay", "a", "--step", step, cwd=tmp_path)
+        assert result.rc == 0, result.err
+
+
 OWN = """
 from mpitrain.parallel.compress.blocks import Int8
 

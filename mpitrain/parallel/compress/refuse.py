@@ -19,10 +19,13 @@ PACKED = ("a packed message is rounded where it is sent, and this algorithm woul
           'grow with the ranks, where "direct" rounds twice at any number of them')
 
 
-def refuse_compression(config: Config, grid: Grid, *, on_gpu: bool, closure: str = "") -> Make:
-    """The compressor of comm.compress. ConfigError, on all ranks alike, where it does not go with another key; `closure` is the
-    optimizer, if that computes the loss of a step several times."""
+def refuse_compression(config: Config, grid: Grid, *, on_gpu: bool, steps: int, closure: str = "") -> Make:
+    """The compressor of comm.compress of a run of so many steps. ConfigError, on all ranks alike, where it does not go with
+    another key; `closure` is the optimizer, if that computes the loss of a step several times."""
     make = make_compressor(config.comm.compress, config.folder)
+    if config.comm.compress_after >= steps:
+        raise ConfigError(f"comm.compress_after = {config.comm.compress_after} is beyond the run, which has {steps} steps: no "
+                          'gradient would be compressed; set it to less, or comm.compress = ""')
     for error in (*_state(config, grid, closure), *_slices(config, make), *_numbers(config, on_gpu), *_ways(config, make)):
         raise error
     return make

@@ -85,7 +85,8 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         refuse_one_bit(config, grid, tried, t.steps or t.epochs * sampler.steps_per_epoch, on_gpu=on_gpu)
     if config.comm.compress:
         from mpitrain.parallel.compress.refuse import refuse_compression
-        refuse_compression(config, grid, on_gpu=on_gpu, closure=tried.title if tried.needs_closure else "")
+        refuse_compression(config, grid, on_gpu=on_gpu, closure=tried.title if tried.needs_closure else "",
+                           steps=t.steps or t.epochs * sampler.steps_per_epoch)
     if config.shrink.prune:
         from mpitrain.train.observers.pruning import refuse_pruning
         refuse_pruning(config, model, t.steps or t.epochs * sampler.steps_per_epoch)
