@@ -39,13 +39,16 @@ class Run:
     def record(self) -> dict[str, Any]:
         return {"delta": self.delta, "history": self.spent.record()}
 
-    def restore(self, kept: Any) -> None:
+    def go_on_from(self, kept: Any) -> None:
         if kept["delta"] != self.delta:
             raise ConfigError("another delta")
         self.spent.restore(kept["history"])
 
     def go_on_after(self, step: int) -> None:
         self.after = step
+
+    def told(self) -> dict[str, float]:
+        return {"epsilon": self.spent.epsilon()}
 
     def lines(self) -> list[str]:
         return [f"{self.steps} steps"]
