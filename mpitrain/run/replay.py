@@ -113,6 +113,9 @@ def by_itself(config: Config, about: Found) -> Config:
     if config.workers.count:
         raise UsageError("replay computes the micro-batches of a step, and a federation's step is a round of workers; train it "
                          "again, on one rank too: it has the same bits")
+    if config.privacy.unit != "none":
+        raise UsageError("replay computes the rows of a step again, and those of a private run are drawn by a key that nothing "
+                         "has written down; see what a run without [privacy] does in its place")
     grid = Grid({axis: int(length) for axis, length in about["mesh"].items()})
     if grid.n_sites > 1:
         raise UsageError(f"replay computes a step of one model, and this run has {grid.n_sites} sites with one each; train it "

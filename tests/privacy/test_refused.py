@@ -8,9 +8,11 @@ import pytest
 from private_configs import CLIENTS, ROWS
 from runs import write
 
-from mpitrain.errors import ConfigError, MeshError
+from mpitrain.config import load_config
+from mpitrain.errors import ConfigError, MeshError, UsageError
 from mpitrain.plan.inspect import inspect
 from mpitrain.privacy.accountant import RenyiAccountant
+from mpitrain.run.replay import by_itself
 
 REFUSED = [
     ("rows.toml", ["privacy.noise=0.0"], "privacy.noise = 0 hides nobody; set privacy.noise to 1.0, say"),
@@ -97,3 +99,9 @@ def test_the_claim_of_a_secure_sum_says_what_it_takes_for_given(tmp_path: Path) 
     path, keys = folder_of(tmp_path) / "clients.toml", ["privacy.noise=1.0"]
     assumed = "as if rounds with too few clients were left out whoever is there"
     assert assumed in "\n".join(inspect(path, [*keys, "privacy.secure=true"])) and assumed not in "\n".join(inspect(path, keys))
+
+
+def test_a_step_of_a_private_run_is_not_computed_again(tmp_path: Path) -> None:
+    """Its rows follow from no seed: others would look like a rank that computes other bits."""
+    with pytest.raises(UsageError, match="drawn by a key that nothing has written down"):
+        by_itself(load_config(folder_of(tmp_path) / "rows.toml", ["privacy.noise=1.0"]), {"mesh": {"dp": 2}, "threads": 1})

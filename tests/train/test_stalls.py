@@ -206,6 +206,7 @@ def test_ranks_that_take_about_as_long_are_not_told_of() -> None:
     assert straggler(np.array([1.0, 1.1, 1.2]), np.zeros(3), hosts) is None
     assert straggler(np.array([1.0, 1.0, 3.0]), np.zeros(3), hosts) == \
         "rank 2 (b) takes 3.0 times as long as the other ranks, mostly to compute: they wait 67% of a step for it"
+    assert straggler(np.array([0.001, -0.0004]), np.zeros(2), hosts) is None
     assert "to read its data" in (straggler(np.array([2.0, 1.0]), np.array([0.8, 0.1]), hosts) or "")
 
 

@@ -45,7 +45,7 @@ def straggler(worked: np.ndarray[Any, Any], loaded: np.ndarray[Any, Any], hosts:
     slowest = int(worked.argmax())
     usual = float(np.median(np.delete(worked, slowest)))
     late = float(worked[slowest]) - usual
-    if late < SHARE * worked[slowest]:
+    if usual <= 0 or late < SHARE * worked[slowest]:          # In very short steps waiting may be measured longer than they are.
         return None
     data = float(loaded[slowest] - np.median(np.delete(loaded, slowest)))
     return (f"rank {slowest} ({hosts[slowest]}) takes {worked[slowest] / max(usual, 1e-9):.1f} times as long as the other ranks, "
