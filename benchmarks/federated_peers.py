@@ -136,7 +136,7 @@ def appfl(path: str, rounds: int) -> dict[str, Any] | None:
         MPIServerCommunicator(comm, server).serve()
         found: dict[str, Any] = comm.recv(source=1)
         model, (x, y) = net(), data(path)
-        model.load_state_dict(dict(server.get_parameters()))
+        model.load_state_dict(dict(server.get_parameters(blocking=True, init_model=False)))
         return found | {"accuracy": accuracy(model, x[-HELD_OUT:], y[-HELD_OUT:])}
     client = ClientAgent(ClientAgentConfig(
         train_configs=OmegaConf.create({"device": "cpu", "logging_output_dirname": "./appfl"}),
