@@ -62,8 +62,9 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     schedule = find_schedule(config)
     halves = check_schedule(config, grid, schedule, n_micro)
     tried = optimizer(probe())
+    steps = t.steps or t.epochs * sampler.steps_per_epoch
     if rate is not None:
-        rate(t.steps or t.epochs * sampler.steps_per_epoch)
+        rate(steps)
     if config.workers.count:
         from mpitrain.train.build.federation import refuse_model
         refuse_model(config, model, tried)
@@ -77,28 +78,34 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         scaled=next((name for name, layer in modules if isinstance(layer, nn.Embedding) and layer.max_norm is not None), ""),
         splits_backward=halves, closure=tried.title if tried.needs_closure else "",
         running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
+    closure = tried.title if tried.needs_closure else ""
+    refuse_sections(config, grid, model, tried, steps, on_gpu=on_gpu)
+    level = None
+    if grid.n_sites > 1 or config.sync.levels:
+        from mpitrain.parallel.levels.plan import plan
+        level = plan(config, grid, model, steps, sampler.steps_per_epoch, closure)
+    return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "", level)
+
+
+def refuse_sections(config: Config, grid: Grid, model: nn.Module, tried: optim.Optimizer, steps: int, *, on_gpu: bool) -> None:
+    """ConfigError for the first thing that does not go with a section, in a run of so many steps by `tried`, an optimizer made
+    for nothing in particular. What few runs have is imported by them alone."""
+    closure = tried.title if tried.needs_closure else ""
     if config.comm.compress_parameters:
         from mpitrain.parallel.compress.refuse import refuse_packed_parameters
         refuse_packed_parameters(config, on_gpu=on_gpu)
     if tried.sends:
         from mpitrain.train.build.one_bit import refuse_one_bit
-        refuse_one_bit(config, grid, tried, t.steps or t.epochs * sampler.steps_per_epoch, on_gpu=on_gpu)
+        refuse_one_bit(config, grid, tried, steps, on_gpu=on_gpu)
     if config.comm.compress:
         from mpitrain.parallel.compress.refuse import refuse_compression
-        refuse_compression(config, grid, on_gpu=on_gpu, closure=tried.title if tried.needs_closure else "",
-                           steps=t.steps or t.epochs * sampler.steps_per_epoch)
+        refuse_compression(config, grid, on_gpu=on_gpu, closure=closure, steps=steps)
     if config.shrink.prune:
         from mpitrain.train.observers.pruning import refuse_pruning
-        refuse_pruning(config, model, t.steps or t.epochs * sampler.steps_per_epoch)
+        refuse_pruning(config, model, steps)
     if config.average.kind != "none":
         from mpitrain.train.observers.averaging import refuse_average
-        refuse_average(config, t.steps or t.epochs * sampler.steps_per_epoch)
-    level = None
-    if grid.n_sites > 1 or config.sync.levels:
-        from mpitrain.parallel.levels.plan import plan
-        per_epoch = sampler.steps_per_epoch
-        level = plan(config, grid, model, t.steps or t.epochs * per_epoch, per_epoch, tried.title if tried.needs_closure else "")
-    return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "", level)
+        refuse_average(config, steps)
 
 
 def refuse_few_bits(config: Config) -> None:
