@@ -7,7 +7,7 @@
     Values      optimizer/steps, data/<transform>   equal on all ranks
                 loss_scale/scale, good, left_out
     Sometimes   outer/<state>/<name>                as the optimizer's, equal on all sites     (`parallel.levels`)
-    OfWorkers   workers/<k>/<kind>/<name>           of site k, as its own kind does
+    OfSite      workers/<k>/<kind>/<name>           of site k, as its own kind does
 
 Names depend on no rank, so a checkpoint of one layout is read by any other. A further kind is one more object in `State.kept`.
 """

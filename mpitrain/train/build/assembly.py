@@ -126,7 +126,7 @@ class Job:
 
     def _restore(self, found: Checkpoint, *, resumed: bool = False) -> None:
         if not any(part.restore(self.state, found) for part in self.parts):
-            from mpitrain.checkpoint.workers import refuse_apart  # a run that begins needs none of it
+            from mpitrain.checkpoint.sites import refuse_apart  # a run that begins needs none of it
             refuse_apart(found)
             self.state.restore(found)
             self.context.start_alike(self.state.arrays())

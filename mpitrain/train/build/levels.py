@@ -8,8 +8,8 @@ from typing import Any
 
 from mpitrain.checkpoint.kinds import Kept, Placed, Values
 from mpitrain.checkpoint.manifest import Checkpoint
+from mpitrain.checkpoint.sites import OfSite, OwnedBySites, Sometimes, is_apart, refuse_apart, sites_of
 from mpitrain.checkpoint.state import State
-from mpitrain.checkpoint.workers import OfWorkers, OwnedBySites, Sometimes, is_apart, refuse_apart, sites_of
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
 from mpitrain.errors import CheckpointError
@@ -110,14 +110,14 @@ def add_kinds(state: State, policy: Policy, level: Level, model: Module) -> None
     kept: list[Any] = [Kept(f"outer/{name}", partial(lambda name: placed(level.states()[name]), name), dtype)
                        for name in level.states()]
     kept += [Sometimes(f"outer/{name}", partial(passing, name), dtype, among=partial(has, name)) for name in level.passing()]
-    kept += [OfWorkers(name, partial(lambda name: placed(level.own_states()[name]), name), dtype, mesh, shared=True,
+    kept += [OfSite(name, partial(lambda name: placed(level.own_states()[name]), name), dtype, mesh, shared=True,
                        among=names.__contains__) for name in level.own_states()]
     kept += [OwnedBySites(f"outer/{name}", partial(lambda name: placed(level.owned_states()[name]), name), dtype, mesh,
                           among=names.__contains__) for name in level.owned_states()]
     if level.numbers():
         kept.append(Values("sites", level.numbers, level.take_numbers))
     if level.trains_apart:
-        kept += [OfWorkers(kind.prefix, kind.placed, kind.dtype, mesh, first=1, among=kind.among, shape=kind.shape)
+        kept += [OfSite(kind.prefix, kind.placed, kind.dtype, mesh, first=1, among=kind.among, shape=kind.shape)
                  for kind in state.kept if isinstance(kind, Kept) and kind.prefix.startswith("optimizer/")]
         state.apart = kinds_apart(policy, level, model, placed)
     state.kept[:0] = kept                                     # Read last: what a site has of its own is read over the others'.
@@ -129,10 +129,10 @@ def kinds_apart(policy: Policy, level: Level, model: Module, placed: Callable[[P
         return placed(level.parts(level.other)) if level.other is not None else ()
 
     mesh, found = policy.mesh, list[Kept]()
-    found.append(OfWorkers("parameters", own, policy.storage.dtype, mesh, there=lambda: level.apart))
+    found.append(OfSite("parameters", own, policy.storage.dtype, mesh, there=lambda: level.apart))
     running = {b.name for layer in running_layers(model) for b in layer.buffers}
     if running:
-        found.append(OfWorkers("buffers", lambda: _running(level), "float64", mesh, of="buffers", among=running.__contains__,
+        found.append(OfSite("buffers", lambda: _running(level), "float64", mesh, of="buffers", among=running.__contains__,
                                there=lambda: level.apart))
     return found
 
@@ -159,7 +159,7 @@ def restore(level: Level, state: State, found: Checkpoint) -> None:
         if refused:
             raise CheckpointError(f"this checkpoint, of step {found.step}, cannot be gone on from: {refused}", file=found.folder)
     for kind in (*state.kept, *state.apart):
-        if isinstance(kind, OfWorkers | OwnedBySites):
+        if isinstance(kind, OfSite | OwnedBySites):
             kind.sites = sites
     state.restore(found)
     if apart:                                                 # The mean of the sites has been read; each had others of its own.

@@ -1,4 +1,4 @@
-"""States that workers have of their own: ``workers/<k>/<kind>/<leaf>`` of a checkpoint, worker k being a site of the mesh.
+"""States that sites have of their own: ``workers/<k>/<kind>/<leaf>`` of a checkpoint, worker k being a site of the mesh.
 
 A checkpoint of several sites is read by as many, or, where their parameters were equal, by any number: worker k then takes the
 states of worker k modulo the number of old ones.
@@ -25,7 +25,7 @@ class Sometimes(Kept):
     steady = False
 
 
-class OfWorkers(Kept):
+class OfSite(Kept):
     """This site's arrays of a kind that each site has of its own.
 
     `first` is 1 where the checkpoint's `name` itself is that of site 0; else each site has its arrays under ``workers``.
