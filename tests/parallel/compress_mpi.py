@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,6 @@ from identities import IdentityGathered, IdentityLinear, IdentityPacked
 from mpitrain import nn
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.messages.progress import Progress
-from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.comm.shared.node import Node
 from mpitrain.parallel.compress.channel import CompressedSum
 from mpitrain.parallel.compress.compressor import OWNER, Gathered, Linear, Make, Packed, State, make_compressor
 from mpitrain.parallel.compress.pieces import pieces_of
@@ -27,26 +24,6 @@ EXACT = ["int8", "int4", "onebit", "topk:0.05"]             # their arithmetic i
 LINEAR = ["powersgd:2", "randomk:0.1"]                       # summed by an all-reduce, whose order depends on the ranks
 OURS = [*EXACT, *LINEAR]
 STEPS = 4
-
-
-@pytest.fixture
-def connect(comm: Any) -> Iterator[Callable[..., Any]]:
-    """Makes a channel between all ranks: without nodes, or with shared memory and the node that each rank acts to be on."""
-    made: list[Any] = []
-
-    def connect(node_of: Callable[[int], int] | None = None) -> Any:
-        progress = Progress()
-        channel: Any = Channel(comm.Dup(), "test", progress=progress)
-        if node_of is not None:
-            channel = SharedChannel(channel, Node(comm, progress, color=node_of(comm.rank)))
-        made.append(channel)
-        return channel
-
-    yield connect
-    for channel in made:
-        channel.close()
-        if channel.node is not None:
-            channel.node.close()
 
 
 class Model:

@@ -6,39 +6,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 from mpitrain import nn
-from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.messages.progress import Progress
-from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.comm.shared.node import Node
 from mpitrain.optim.one_bit import OneBitAdam
 from mpitrain.parallel.compress.one_bit import MomentumSum
 from mpitrain.parallel.gradients.reducer import GradientReducer
 
 Array = np.ndarray[Any, Any]
 STEPS, BLOCK = 4, 4096
-
-
-@pytest.fixture
-def connect(comm: Any) -> Iterator[Callable[..., Any]]:
-    """Makes a channel between all ranks: without nodes, or with shared memory and the node that each rank acts to be on."""
-    made: list[Any] = []
-
-    def connect(node_of: Callable[[int], int] | None = None) -> Any:
-        progress = Progress()
-        channel: Any = Channel(comm.Dup(), "test", progress=progress)
-        if node_of is not None:
-            channel = SharedChannel(channel, Node(comm, progress, color=node_of(comm.rank)))
-        made.append(channel)
-        return channel
-
-    yield connect
-    for channel in made:
-        channel.close()
-        if channel.node is not None:
-            channel.node.close()
 
 
 def gradient(size: int, step: int, rank: int, bad: bool = False) -> Array:
