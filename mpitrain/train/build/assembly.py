@@ -27,14 +27,12 @@ from mpitrain.checkpoint.state import State
 from mpitrain.comm.job import guard
 from mpitrain.comm.mesh import Mesh
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.messages.progress import threads_may_call_mpi
-from mpitrain.config import CommConfig, Config
+from mpitrain.config import Config
 from mpitrain.config.rules import name_of
-from mpitrain.data import Loader, Sampler
+from mpitrain.data import Loader
 from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.optim.schedule import Adaptive
 from mpitrain.parallel.connect import ParallelContext, connect
-from mpitrain.parallel.gradients.reducer import GradientReducer
 from mpitrain.parallel.gradients.replicas import synchronise_batch_norm
 from mpitrain.parallel.gradients.timeline import Timeline
 from mpitrain.parallel.gradients.tuning import Tuning
@@ -50,6 +48,7 @@ from mpitrain.train.build.extension import Assembled, Extension, take
 from mpitrain.train.build.extensions import extensions_of, observe
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.measured_cut import MeasuredCut
+from mpitrain.train.build.settings import make_plan, make_tuning
 from mpitrain.train.build.trial import try_replicas, try_samples
 from mpitrain.train.build.validate import refuse_cuts, refuse_parts, validate
 from mpitrain.train.intervals import Plan
@@ -282,23 +281,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
     return Job(trainer, state, plan, config, control, context, policy, tuning, timeline, numerics, parts)
 
 
-def make_tuning(comm: CommConfig, reducer: GradientReducer, control: Channel, mesh: Mesh) -> Tuning:
-    """The tuning of the first steps. Raises ConfigError if a progress thread is asked for and cannot be had."""
-    useful = reducer.bucket_sum.size > 1 and reducer.storage.device.name != "gpu"
-    allowed = comm.progress == "thread" or (comm.progress == "auto" and threads_may_call_mpi())
-    return Tuning(reducer, control, progress=comm.progress, buckets=comm.bucket_mb == "auto",
-                  thread=mesh.progress.thread() if useful and allowed else None)
-
-
 def local_rank(channel: Channel) -> int:
     """This rank's number among those on its host."""
     hosts = channel.gather_objects(socket.gethostname())
     return hosts[:channel.rank].count(hosts[channel.rank])
-
-
-def make_plan(config: Config, sampler: Sampler) -> Plan:
-    """The length of the run and its intervals, in steps."""
-    t = config.train
-    return Plan(steps=t.steps or t.epochs * sampler.steps_per_epoch, steps_per_epoch=sampler.steps_per_epoch,
-                batch_size=sampler.batch, eval_every=t.eval_every or sampler.steps_per_epoch,
-                checkpoint_every=config.checkpoint.every, keep_best=config.checkpoint.best, log_every=config.log.every)
