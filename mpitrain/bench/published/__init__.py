@@ -1,0 +1,1 @@
+"""Published scaling curves beside what the step model predicts for them."""
