@@ -9,12 +9,13 @@ short ones of the same remainder are timed, and the rest follows.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from mpitrain.schedules.pipeline import SCHEDULES, Action, Schedule
-from mpitrain.schedules.pipeline_check import checked_programs, flow
+from mpitrain.schedules.pipeline import SCHEDULES, Schedule
+from mpitrain.schedules.pipeline_check import checked_programs, flow, takes_chunks
 
 MOST = 12_000                  # actions of all stages that are timed one by one: 10 ms
 PERIODS = 3                    # at least so many times p micro-batches are in the short ones
@@ -40,21 +41,51 @@ class PipelineTimes(NamedTuple):
 
 @lru_cache(maxsize=256)
 def flow_of(schedule: Schedule, n_stages: int, n_micro: int, chunks: int) -> Flow:
-    """ScheduleError for a schedule that `check_pipeline` refuses."""
-    programs = checked_programs(schedule, n_stages, n_micro, chunks)
-    split = any(action.kind == "W" for action in programs[0])
-    final, n_virtual = "W" if split else "B", n_stages * chunks
+    """ScheduleError for a schedule that `check_pipeline` refuses; the built-in ones are proved by tests, and taken as they are."""
+    if any(schedule is SCHEDULES[name] for name in SCHEDULES):
+        given = {"chunks": chunks} if takes_chunks(schedule) else {}
+        programs = [list(schedule(stage, n_stages, n_micro, **given)) for stage in range(n_stages)]
+    else:
+        programs = checked_programs(schedule, n_stages, n_micro, chunks)
+    split, n_virtual = any(action.kind == "W" for action in programs[0]), n_stages * chunks
     number = {"F": 0, "B": n_virtual, "W": 2 * n_virtual}
-    places: list[dict[Action, int]] = [{} for _ in programs]
-    steps, last = [], [-1] * n_virtual
-    for place, (stage, action, need) in enumerate(flow(programs, chunks)):
-        virtual = action.chunk * n_stages + stage
-        places[stage][action] = place
-        steps.append((stage, number[action.kind] + virtual, -1 if need is None else places[need[0]][need[1]],
-                      virtual - 1 if action.kind == "F" else virtual))
-        if action.kind == final and action.micro == n_micro - 1:
-            last[virtual] = place
-    return Flow(steps, last, split)
+    codes = [[(number[kind] + chunk * n_stages + stage) * n_micro + micro for kind, micro, chunk in program]
+             for stage, program in enumerate(programs)]
+    places, steps = _in_order(codes, n_stages, n_virtual, n_micro)
+    if len(steps) < sum(map(len, codes)):
+        for _ in flow(programs, chunks):                      # raises, with the circle in words
+            pass
+    final = (number["W" if split else "B"] + virtual for virtual in range(n_virtual))
+    return Flow(steps, [places[(kind + 1) * n_micro - 1] if n_micro else -1 for kind in final], split)
+
+
+def _in_order(codes: Sequence[Sequence[int]], n_stages: int, n_virtual: int, n_micro: int
+              ) -> tuple[list[int], list[tuple[int, int, int, int]]]:
+    """`flow` on numbers, (kind * n_virtual + virtual stage) * n_micro + micro-batch: 1 us an action where that takes 8."""
+    places = [-1] * (3 * n_virtual * n_micro)
+    steps: list[tuple[int, int, int, int]] = []
+    at, ready = [0] * n_stages, deque(range(n_stages))
+    waiting: dict[int, int] = {}                              # the stage that waits, by the code that it waits for
+    first, last = n_micro, (2 * n_virtual - 1) * n_micro
+    while ready:
+        stage = ready.popleft()
+        program = codes[stage]
+        for index in range(at[stage], len(program)):
+            code = program[index]
+            kind = code // n_micro
+            if kind < n_virtual:
+                need, sent = code - n_micro if code >= first else -1, kind - 1
+            else:
+                need, sent = code + n_micro if code < last else -1, kind - n_virtual
+            if need >= 0 and places[need] < 0:
+                waiting[need] = stage
+                break
+            places[code] = len(steps)
+            steps.append((stage, kind, places[need] if need >= 0 else -1, sent))
+            at[stage] = index + 1
+            if code in waiting:
+                ready.append(waiting.pop(code))
+    return places, steps
 
 
 def pipeline_times(name: str, n_stages: int, n_micro: int, forward: Sequence[float], backward: Sequence[float],
