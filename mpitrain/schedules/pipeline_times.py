@@ -41,7 +41,7 @@ class PipelineTimes(NamedTuple):
 
 @lru_cache(maxsize=256)
 def flow_of(schedule: Schedule, n_stages: int, n_micro: int, chunks: int) -> Flow:
-    """ScheduleError for a schedule that `check_pipeline` refuses; the built-in ones are proved by tests, and taken as they are."""
+    """ScheduleError for a schedule that `check_pipeline` refuses; the built-in ones are proved by tests."""
     if any(schedule is SCHEDULES[name] for name in SCHEDULES):
         given = {"chunks": chunks} if takes_chunks(schedule) else {}
         programs = [list(schedule(stage, n_stages, n_micro, **given)) for stage in range(n_stages)]
