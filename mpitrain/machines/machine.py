@@ -178,8 +178,8 @@ def check_levels(levels: tuple[Level, ...], file: Path | None) -> None:
         raise ConfigError(f"two levels of the machine have the same name: {', '.join(level.name for level in levels)}", file=file)
     for inner, outer in pairwise(levels):
         if not inner.ranks:
-            raise ConfigError(f'level "{inner.name}" takes any number of ranks (ranks = 0), and "{outer.name}" lies outside; only '
-                              f"the last level may", file=file)
+            raise ConfigError(f'level "{inner.name}" takes any number of ranks (ranks = 0), and "{outer.name}" lies outside; '
+                              f"only the last level may", file=file)
         if outer.ranks % inner.ranks or outer.ranks == inner.ranks:
             raise ConfigError(f'level "{outer.name}" has {outer.ranks} ranks, no multiple of the {inner.ranks} of "{inner.name}" '
                               f'inside of it; write ranks = {2 * inner.ranks}, say, or 0 for any number', file=file)

@@ -75,7 +75,7 @@ def written(folder: Path, text: str) -> Path:
     ("beta = 1e-10", "beta = 1e-10\nsharing = 0", 'sharing of level "node" is 0; it should be a number, above 0'),
     ("ranks = 8", "ranks = 8.5", 'ranks of level "node" is 8.5; it should be a whole number'),
     ("ranks = 8", "ranks = 0", 'level "node" takes any number of ranks (ranks = 0), and "cluster" lies outside'),
-    ("ranks = 0", "ranks = 12", 'level "cluster" has 12 ranks, no multiple of the 8 of "node" inside of it; write ranks = 16, say'),
+    ("ranks = 0", "ranks = 12", 'level "cluster" has 12 ranks, no multiple of the 8 of "node" inside of it; write ranks = 16'),
     ("ranks = 0", "ranks = 8", 'level "cluster" has 8 ranks, no multiple of the 8 of "node"'),
     ('name = "node"\n', "", "name of level 1 is missing"),
     ('name = "cluster"', 'name = "node"', "two levels of the machine have the same name: node, node"),
