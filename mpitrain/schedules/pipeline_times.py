@@ -92,8 +92,8 @@ def pipeline_times(name: str, n_stages: int, n_micro: int, forward: Sequence[flo
                    weight: Sequence[float], messages: Sequence[float]) -> PipelineTimes:
     """The times of schedule `name` at so many seconds of each virtual stage, and of the message between it and the next one.
 
-    As `simulate_pipeline` has them; of more than `MOST` actions by what groups take, which is within 1e-4 where stages are alike, and
-    within 1 % where their seconds differ by a third. ScheduleError for a schedule that cannot be.
+    As `simulate_pipeline` has them; of more than `MOST` actions by what groups take, which is within 1e-4 where stages are alike,
+    and within 1 % where their seconds differ by a third. ScheduleError for a schedule that cannot be.
     """
     schedule, chunks = SCHEDULES.resolve(name), len(forward) // n_stages
     seconds = forward, backward, weight, messages if n_stages > 1 else [0.0] * len(forward)
