@@ -63,6 +63,16 @@ ONE = BEGIN + """
     assert pulse._watcher.orders == -1
     pulse.over()
 """
+STOPPED = BEGIN + """
+    module.ENDING_S, pulse._silence = 0.0, 0.01
+    assert not pulse._another_watches(1.0)
+    another = os.open(f"/proc/self/fd/{pulse._asked}", os.O_WRONLY)
+    os.write(another, module.HERE)
+    assert pulse._another_watches(1.0) and not pulse._another_watches(0.019)
+    os.read(pulse._asked, 100)
+    assert not pulse._another_watches(1.0)
+    pulse.over()
+"""
 
 
 def said(text: str, how: str = "", code: int = 0) -> str:
@@ -100,3 +110,8 @@ def test_an_exit_of_a_library_below_a_limit_names_the_limit_and_does_not_claim_t
 
 def test_where_each_rank_has_started_a_watcher_the_first_one_stays() -> None:
     assert said(ONE) == ""
+
+
+@pytest.mark.promise("A4")
+def test_a_rank_that_was_stopped_for_long_hears_whether_another_watches_before_it_replaces_its_own() -> None:
+    assert said(STOPPED) == ""
