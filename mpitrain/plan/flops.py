@@ -23,7 +23,7 @@ import numpy as np
 
 from mpitrain.autograd import Function, Tensor, in_place_of_forward, no_grad
 from mpitrain.backend import Array, random
-from mpitrain.nn import Module
+from mpitrain.nn import Module, Sequential
 from mpitrain.nn.by_name import ByName
 from mpitrain.ops.attention import Attention, MaskedAttention, SelfAttention
 from mpitrain.ops.contraction import Contract
@@ -40,6 +40,7 @@ Rule: TypeAlias = "Callable[..., Counted]"
 
 TRAINING = 3                 # passes' worth of products of a training step: forward, gradients of inputs and of weights
 TRANSFORMS = (FullTransform, HalfTransform, RealTransform)
+ELEMENTS, OPERATIONS = "elements written", "operations"      # are counted beside the multiply-adds of Functions
 
 
 class Work(NamedTuple):
@@ -76,7 +77,51 @@ def count(model: Module, sample: Array | ByName) -> Work:
         for module in was:
             module.training = True
     transforms = sum(work.pop(function.__name__, 0) for function in TRANSFORMS)
+    for name in (ELEMENTS, OPERATIONS):
+        work.pop(name, None)
     return Work({name: n for name, n in work.items() if n}, transforms)
+
+
+class BlockWork(NamedTuple):
+    """One sample's forward pass through a block: multiply-adds, elements that its other operations write, how many operations
+    there are, and the block's parameters."""
+
+    multiply_adds: int
+    elements: int
+    operations: int
+    parameters: int
+
+
+def count_blocks(model: Module, sample: Array | ByName) -> list[BlockWork]:
+    """The work of each block of a `Sequential` on one sample (1, ...), in order; of any other model as one block.
+
+    Equal blocks (of one class, with parameters of equal shapes) that are given equal shapes are counted once.
+    """
+    given: Any = sample if isinstance(sample, ByName) else Tensor(
+        sample.astype(np.float32) if sample.dtype.kind == "f" else sample)
+    blocks = list(model.blocks.values()) if isinstance(model, Sequential) else [model]
+    was = [module for module in model.modules() if module.training]
+    model.eval()
+    found, known = [], dict[Any, tuple[BlockWork, Any]]()
+    try:
+        scope = random.Scope(0, 0, np.zeros(1, np.uint64))
+        with lent_memory([model], "float32"), no_grad(), _counting() as work, random.use(scope):
+            for block in blocks:
+                shapes = tuple(parameter.shape for parameter in block.parameters())
+                key = type(block), repr(block), shapes, tuple(getattr(given, "shape", ()))
+                if key not in known:
+                    work.clear()
+                    given = block(given)
+                    written, done = work.pop(ELEMENTS, 0), work.pop(OPERATIONS, 0)
+                    for function in TRANSFORMS:
+                        work.pop(function.__name__, None)
+                    known[key] = BlockWork(sum(work.values()), written, done, sum(map(prod, shapes))), given
+                counted, given = known[key]
+                found.append(counted)
+    finally:
+        for module in was:
+            module.training = True
+    return found
 
 
 @contextmanager
@@ -89,9 +134,10 @@ def _counting() -> Iterator[Counter[str]]:
 
     def forward_of(function: type[Function]) -> Callable[..., Any]:
         forward = function.forward
+        work[OPERATIONS] += 1
         if forward in rules:
             return _standing_in(rules[forward], work)
-        return _noted(forward, work) if forward in noted else forward
+        return _noted(forward, work) if forward in noted else _written(forward, work)
     with in_place_of_forward(forward_of):
         yield work
 
@@ -111,6 +157,16 @@ def _noted(forward: Callable[..., Any], work: Counter[str]) -> Callable[..., Any
         work[ctx.function.__name__] += 1
         return forward(ctx, *arrays, **params)
     return noted
+
+
+def _written(forward: Callable[..., Any], work: Counter[str]) -> Callable[..., Any]:
+    def written(ctx: Any, *arrays: Any, **params: Any) -> Any:
+        made = forward(ctx, *arrays, **params)
+        for array in made if isinstance(made, tuple) else (made,):
+            if not any(np.may_share_memory(array, other) for other in arrays if other is not None):     # no view
+                work[ELEMENTS] += array.size
+        return made
+    return written
 
 
 def _linear(_: Any, x: Array, weight: Array, bias: Array | None, **params: Any) -> Counted:
