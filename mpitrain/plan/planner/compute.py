@@ -23,11 +23,12 @@ from mpitrain.config import Config
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.machines.machine import MachineFile
 from mpitrain.machines.measured import is_here, slowdown, step_seconds, turns
+from mpitrain.nn import Module
 from mpitrain.parallel.layers.join import alone
 from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.placement.place import place
-from mpitrain.plan.flops import BlockWork, count_blocks
+from mpitrain.plan.block_work import BlockWork, count_blocks
 from mpitrain.plan.planner.timing import Timed, reading, time_blocks
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.from_config import describe
@@ -61,15 +62,15 @@ class Blocks(NamedTuple):
 class BlockCosts:
     """The seconds of one run's blocks on one machine, for any micro-batch and mesh; each is counted or timed once.
 
-    The transforms of `inputs` have been fitted. ConfigError where the machine has no speed for the run's precision.
+    The transforms of `inputs` have been fitted; `model`, where it is there already, is neither cut nor has it memory. ConfigError where the machine has no speed for the run's precision.
     """
 
-    def __init__(self, config: Config, inputs: Inputs, machine: MachineFile):
+    def __init__(self, config: Config, inputs: Inputs, machine: MachineFile, model: Module | None = None):
         self.config, self.inputs, self.machine = config, inputs, machine
         self._rate = rate(machine, config.train.precision)
         feed = Feed(CPU, np.dtype("float32"), tokens=inputs.tokens)
         given = feed.tensors(inputs.sample()[0])
-        self.work = count_blocks(describe(config, inputs.tokens, inputs).model, getattr(given, "array", given))
+        self.work = count_blocks(model or describe(config, inputs.tokens, inputs).model, getattr(given, "array", given))
         self._times: dict[tuple[int, ...], Timed | None] = {}
 
     def of(self, rows: int, lengths: Mapping[str, int], n_micro: int = 1) -> Blocks:
