@@ -25,7 +25,7 @@ import numpy as np
 
 from mpitrain.bench.allreduce import MESSAGES
 from mpitrain.bench.calibrate_busy import contention, operation_seconds, rates, spread, stream, together, when_busy
-from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, interpreter, messages, nodes_of, on_some
+from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, interpreter, messages, nodes_of, on_some, turn
 from mpitrain.bench.energy import Energy
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time
@@ -95,6 +95,8 @@ def exchange_of(world: World) -> dict[str, Any]:
     found["collective_s"] = interpreter(world) if shared is not None else 0.0
     if world.size == 2:
         found["stage_messages"] = messages(world)
+    if world.size > (cores := len(os.sched_getaffinity(0))):
+        found["turn_s"] = turn(world, cores)
     return found
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from mpitrain.backend import CPU
 from mpitrain.bench.allreduce import Side, contender
-from mpitrain.bench.calibrate_busy import together
+from mpitrain.bench.calibrate_busy import WINDOW, block, together
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, Unavailable, quartiles
 from mpitrain.bench.train import Training
@@ -48,6 +48,7 @@ SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 SHARED = "shared"
 TURNS, PROBES, STEPS = 12, 40, 160
 SENT = (8, 4 << 10, 64 << 10, 1 << 20)                        # bytes of messages between stages
+TAKEN = 60                                                    # messages to and fro while others compute: less than their window
 TINY = (8, 8, 2, 4)                                           # inputs, hidden, outputs and rows of a model that computes nothing
 
 
@@ -146,6 +147,29 @@ def messages(world: World) -> list[list[float]]:
         points.append([float(size), quartiles(times)[0] if times else 0.0])
     link.close()
     return points
+
+
+def turn(world: World, cores: int) -> float:
+    """Seconds of a small message between two ranks that wait for each other, while the others, at most one a core, compute.
+    Collective."""
+    link, run, times = Link(world.comm.Dup(), "calibrate", Progress()), block(), []
+    array, peer = np.zeros(SENT[0], np.uint8), 1 - world.rank
+    together(world)
+    began = time.perf_counter()
+    if world.rank >= 2:
+        while world.rank < 2 + cores and time.perf_counter() - began < 2 * WINDOW:
+            run()
+    for number in range(TAKEN if world.rank < 2 else 0):
+        start = time.perf_counter()
+        if number % 2 == world.rank:
+            link.send(array, peer, number, "a probe")
+        else:
+            link.receive(array.shape, array.dtype, peer, number, "a probe").wait()
+        times.append(time.perf_counter() - start)
+    link.finish()
+    together(world)
+    link.close()
+    return sum(times) / len(times) if times else 0.0
 
 
 class Steps(Observer):

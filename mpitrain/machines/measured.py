@@ -52,7 +52,7 @@ def at_ranks(machine: MachineFile, ranks: int, *, by_messages: bool = False) -> 
     way = found["messages" if by_messages else "shared"]
     level = replace(machine.levels[0], alpha=way["alpha"], beta=way["beta"], gamma=way["gamma"])
     return replace(machine, levels=(level, *machine.levels[1:]), collective_s=found["collective_s"],
-                   message_s=message_seconds(machine, level.alpha))
+                   message_s=message_seconds(machine, level.alpha), turn_s=found.get("turn_s", 0.0))
 
 
 def nearest_count(ranks: int, counts: Sequence[int]) -> str:
