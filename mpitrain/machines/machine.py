@@ -42,7 +42,7 @@ class MachineFile:
     flops             peak FLOP/s of a rank by dtype                  efficiency    the share of it that compute reaches
     memory_bandwidth  bytes/s                                         memory_bytes  of a rank; 0: no limit is known
     collective_s      seconds of the interpreter for one collective   message_s     the same for one message
-    reader_bytes_s    bytes/s that data are read with; 0: at once     spread        standard deviation of the log of a step's seconds
+    reader_bytes_s    bytes/s that data are read with; 0: at once     spread        standard deviation of the log of step seconds
     idle_watts, busy_watts   of a rank's processor                    cores         of a host; 0: as many as ranks
     overlap           share of the exchange that can travel while the rank computes: 0 where its own core moves the bytes
     measured          what `bench fit` adds: tables                   sources       key -> where the number comes from
@@ -126,8 +126,8 @@ def to_toml(machine: MachineFile) -> str:
     for one in fields(machine):
         value = getattr(machine, one.name)
         if one.name == "levels":
-            for level in value:
-                tables.append("[[levels]]\n" + "".join(f"{key.name} = {toml(getattr(level, key.name))}\n" for key in fields(level)))
+            tables += ["[[levels]]\n" + "".join(f"{key.name} = {toml(getattr(level, key.name))}\n" for key in fields(level))
+                       for level in value]
         elif one.name in ("measured", "sources"):
             if value:
                 tables.append(f"[{one.name}]\n" + "".join(f"{toml(key)} = {toml(part)}\n" for key, part in value.items()))

@@ -23,7 +23,7 @@ import numpy as np
 
 from mpitrain.autograd import Function, Tensor, in_place_of_forward, no_grad
 from mpitrain.backend import Array, random
-from mpitrain.nn import Module, Sequential
+from mpitrain.nn import Module
 from mpitrain.nn.by_name import ByName
 from mpitrain.ops.attention import Attention, MaskedAttention, SelfAttention
 from mpitrain.ops.contraction import Contract
@@ -40,7 +40,6 @@ Rule: TypeAlias = "Callable[..., Counted]"
 
 TRAINING = 3                 # passes' worth of products of a training step: forward, gradients of inputs and of weights
 TRANSFORMS = (FullTransform, HalfTransform, RealTransform)
-ELEMENTS, OPERATIONS = "elements written", "operations"      # are counted beside the multiply-adds of Functions
 
 
 class Work(NamedTuple):
@@ -59,65 +58,37 @@ class Work(NamedTuple):
         return TRAINING * self.forward
 
 
+class Product(NamedTuple):
+    """A product of a forward pass: its Function, the multiply-adds of a sample, and how many numbers its weights are."""
+
+    function: str
+    multiply_adds: int
+    weights: int
+
+
 def count(model: Module, sample: Array | ByName) -> Work:
     """The work of `model`, which has been described or not and keeps no memory from this, on one sample (1, ...), or on inputs by
     name of one sample, in float32.
 
     Numbers in the sample count for nothing but token numbers, which must be in the vocabulary.
     """
+    work: Counter[str] = Counter()
+    for product in products(model, sample):
+        work[product.function] += product.multiply_adds
+    transforms = sum(work.pop(function.__name__, 0) for function in TRANSFORMS)
+    return Work({name: n for name, n in work.items() if n}, transforms)
+
+
+def products(model: Module, sample: Array | ByName) -> list[Product]:
+    """The products of the forward pass in their order, as `count` adds them up; a Fourier transform is one multiply-add here."""
     given = sample if isinstance(sample, ByName) else Tensor(
         sample.astype(np.float32) if sample.dtype.kind == "f" else sample)
     was = [module for module in model.modules() if module.training]
     model.eval()
     try:
         scope = random.Scope(0, 0, np.zeros(1, np.uint64))
-        with lent_memory([model], "float32"), no_grad(), _counting() as work, random.use(scope):
+        with lent_memory([model], "float32"), no_grad(), counting() as found, random.use(scope):
             model(given)
-    finally:
-        for module in was:
-            module.training = True
-    transforms = sum(work.pop(function.__name__, 0) for function in TRANSFORMS)
-    for name in (ELEMENTS, OPERATIONS):
-        work.pop(name, None)
-    return Work({name: n for name, n in work.items() if n}, transforms)
-
-
-class BlockWork(NamedTuple):
-    """One sample's forward pass through a block: multiply-adds, elements that its other operations write, how many operations
-    there are, and the block's parameters."""
-
-    multiply_adds: int
-    elements: int
-    operations: int
-    parameters: int
-
-
-def count_blocks(model: Module, sample: Array | ByName) -> list[BlockWork]:
-    """The work of each block of a `Sequential` on one sample (1, ...), in order; of any other model as one block.
-
-    Equal blocks (of one class, with parameters of equal shapes) that are given equal shapes are counted once.
-    """
-    given: Any = sample if isinstance(sample, ByName) else Tensor(
-        sample.astype(np.float32) if sample.dtype.kind == "f" else sample)
-    blocks = list(model.blocks.values()) if isinstance(model, Sequential) else [model]
-    was = [module for module in model.modules() if module.training]
-    model.eval()
-    found, known = [], dict[Any, tuple[BlockWork, Any]]()
-    try:
-        scope = random.Scope(0, 0, np.zeros(1, np.uint64))
-        with lent_memory([model], "float32"), no_grad(), _counting() as work, random.use(scope):
-            for block in blocks:
-                shapes = tuple(parameter.shape for parameter in block.parameters())
-                key = type(block), repr(block), shapes, tuple(getattr(given, "shape", ()))
-                if key not in known:
-                    work.clear()
-                    given = block(given)
-                    written, done = work.pop(ELEMENTS, 0), work.pop(OPERATIONS, 0)
-                    for function in TRANSFORMS:
-                        work.pop(function.__name__, None)
-                    known[key] = BlockWork(sum(work.values()), written, done, sum(map(prod, shapes))), given
-                counted, given = known[key]
-                found.append(counted)
     finally:
         for module in was:
             module.training = True
@@ -125,46 +96,51 @@ def count_blocks(model: Module, sample: Array | ByName) -> list[BlockWork]:
 
 
 @contextmanager
-def _counting() -> Iterator[Counter[str]]:
-    """The Functions of RULES, and those that inherit their forward, count in this thread while it is entered, and give zeros."""
-    work: Counter[str] = Counter()
+def counting(others: list[int] | None = None) -> Iterator[list[Product]]:
+    """The Functions of RULES, and those that inherit their forward, count in this thread while it is entered, and give zeros.
+
+    `others` gets the number of elements that each other Function writes; views write none.
+    """
+    found: list[Product] = []
     rules = {function.forward: rule for function, rule in RULES.items()}
     rules |= {getattr(sys.modules[module], name).forward: rule for (module, name), rule in LATE.items() if module in sys.modules}
     noted = {function.forward for function in TRANSFORMS}
 
     def forward_of(function: type[Function]) -> Callable[..., Any]:
         forward = function.forward
-        work[OPERATIONS] += 1
         if forward in rules:
-            return _standing_in(rules[forward], work)
-        return _noted(forward, work) if forward in noted else _written(forward, work)
+            return _standing_in(rules[forward], found)
+        if forward in noted:
+            return _noted(forward, found)
+        return forward if others is None else _written(forward, others)
     with in_place_of_forward(forward_of):
-        yield work
+        yield found
 
 
-def _standing_in(rule: Rule, work: Counter[str]) -> Callable[..., Any]:
+def _standing_in(rule: Rule, found: list[Product]) -> Callable[..., Any]:
     def forward(ctx: Any, *arrays: Any, **params: Any) -> Any:
         multiply_adds, shapes = rule(ctx.function, *arrays, **params)
         kinds = [array.dtype for array in arrays[:2] if array is not None]
-        work[ctx.function.__name__] += multiply_adds * prod(2 if kind.kind == "c" else 1 for kind in kinds)
+        multiply_adds *= prod(2 if kind.kind == "c" else 1 for kind in kinds)
+        found.append(Product(ctx.function.__name__, multiply_adds, getattr(arrays[1], "size", 0) if len(arrays) > 1 else 0))
         made = [np.zeros(shape, np.result_type(*kinds)) for shape in shapes]
         return made[0] if len(made) == 1 else tuple(made)
     return forward
 
 
-def _noted(forward: Callable[..., Any], work: Counter[str]) -> Callable[..., Any]:
+def _noted(forward: Callable[..., Any], found: list[Product]) -> Callable[..., Any]:
     def noted(ctx: Any, *arrays: Any, **params: Any) -> Any:
-        work[ctx.function.__name__] += 1
+        found.append(Product(ctx.function.__name__, 1, 0))
         return forward(ctx, *arrays, **params)
     return noted
 
 
-def _written(forward: Callable[..., Any], work: Counter[str]) -> Callable[..., Any]:
+def _written(forward: Callable[..., Any], others: list[int]) -> Callable[..., Any]:
     def written(ctx: Any, *arrays: Any, **params: Any) -> Any:
         made = forward(ctx, *arrays, **params)
-        for array in made if isinstance(made, tuple) else (made,):
-            if not any(np.may_share_memory(array, other) for other in arrays if other is not None):     # no view
-                work[ELEMENTS] += array.size
+        results = made if isinstance(made, tuple) else (made,)
+        others.append(sum(result.size for result in results if not any(
+            np.may_share_memory(result, array) for array in arrays if array is not None)))
         return made
     return written
 

@@ -19,16 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from math import ceil, gcd, inf
+from math import ceil, gcd
 from typing import NamedTuple
 
 from mpitrain.errors import ConfigError
-from mpitrain.schedules.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, choose
+from mpitrain.schedules.collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, choose
 from mpitrain.schedules.ring import SEGMENT
 from mpitrain.schedules.simulate import Machine, simulate
 from mpitrain.schedules.steps import Algorithm
 
 ITEM = 4                                                      # bytes of a float32, in which pieces of algorithms are counted
+REGISTRIES = {"all_reduce": ALL_REDUCE, "reduce_scatter": REDUCE_SCATTER, "all_gather": ALL_GATHER}
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,6 @@ def flat_seconds(algorithm: Algorithm, n: int, nbytes: float, machine: Machine) 
     """Seconds of a collective of n ranks with `nbytes` each, where all links are alike."""
     if n == 1 or nbytes <= 0:
         return 0.0
-    if algorithm is ALL_TO_ALL["direct"]:                     # what arrives is copied to its place at the end
-        share = (n - 1) / n
-        return (n - 1) * machine.alpha + nbytes * share * (machine.beta + machine.gamma)
     if algorithm is ALL_REDUCE["segmented_ring"]:
         piece, way = n * SEGMENT * ITEM, ways()[ALL_REDUCE["ring"]](n)
         return way._replace(messages=way.messages * ceil(nbytes / piece)).seconds(nbytes, machine)
@@ -125,38 +123,46 @@ def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Se
     """Seconds of `operation` ("all_reduce", "reduce_scatter", "all_gather", "all_to_all") of n ranks that are `stride` apart.
 
     `nbytes` is the whole array: what each rank has before an all-reduce, a reduce-scatter and an all-to-all, and after an
-    all-gather. "auto" and "hierarchical" go level by level; an all-reduce of another name is run by all ranks alike, at the
-    cost of the outermost level that it crosses.
+    all-gather. "auto" and "hierarchical" go level by level. Another name is run by all ranks alike, at the cost of the outermost
+    level that they cross: a ring over nodes goes through one link of each. All nodes and all such groups send at once.
     """
     if n == 1 or nbytes <= 0:
         return 0.0
-    counts = spread_over(n, stride, levels)
-    met = [(count, level) for count, level in zip(counts, levels) if count > 1]
-    if operation == "all_to_all" or len(met) == 1 or (operation == "all_reduce" and algorithm not in ("auto", "hierarchical")):
+    met = [(count, level) for count, level in zip(spread_over(n, stride, levels), levels) if count > 1]
+    if operation == "all_to_all":
+        return all_to_all_seconds(n, nbytes, met)
+    if len(met) == 1 or algorithm not in ("auto", "hierarchical"):
         count, level = met[-1]
-        together = max(1, level.sharing * count // n) if operation == "all_reduce" else level.sharing
-        machine = Machine(level.alpha, level.beta * together, level.gamma)
-        return flat_seconds(named(operation, algorithm, n, nbytes), n, nbytes, machine)
+        together = max(1.0, level.sharing * count / n)        # of the ranks behind one link, those of one group send once
+        return flat_seconds(named(operation, algorithm, n, nbytes), n, nbytes, machine_of(level, together))
     seconds, part = 0.0, nbytes
     for place, (count, level) in enumerate(met):
-        machine = Machine(level.alpha, level.beta * level.sharing, level.gamma)
-        if operation != "all_reduce":
-            seconds += flat_seconds(named(operation, "direct" if place < len(met) - 1 else "ring", count, part), count, part, machine)
-        elif place == len(met) - 1:
-            seconds += flat_seconds(ALL_REDUCE["ring"], count, part, machine)
-        else:
-            seconds += flat_seconds(ALL_REDUCE["direct"], count, part, machine)      # both its halves
+        found = (REGISTRIES[operation]["direct" if place < len(met) - 1 else "ring"])        # both halves of an all-reduce
+        seconds += flat_seconds(found, count, part, machine_of(level, level.sharing))
         part /= count
     return seconds
 
 
+def all_to_all_seconds(n: int, nbytes: float, met: Sequence[tuple[int, Level]]) -> float:
+    """A rank sends everyone a part, one after the other, over the links of the level at which they meet."""
+    seconds, inside = 0.0, 1
+    for count, level in met:
+        peers, inside = inside * (count - 1), inside * count
+        machine = machine_of(level, level.sharing)
+        seconds += peers * machine.alpha + nbytes * peers / n * (machine.beta + machine.gamma)
+    return seconds
+
+
+def machine_of(level: Level, together: float) -> Machine:
+    """The links of a level, which so many ranks share."""
+    return Machine(level.alpha, level.beta * together, level.gamma)
+
+
 def named(operation: str, algorithm: str, n: int, nbytes: float) -> Algorithm:
-    """The algorithm of an operation; reduce-scatter and all-gather have a ring where "auto" is asked for."""
+    """The algorithm of that name, where an operation has it; "auto" is a ring for reduce-scatter and all-gather."""
     if operation == "all_reduce":
         return choose("ring" if algorithm == "hierarchical" else algorithm, n, ceil(nbytes))
-    if operation == "all_to_all":
-        return ALL_TO_ALL["direct"]
-    table = {"reduce_scatter": REDUCE_SCATTER, "all_gather": ALL_GATHER}[operation]
+    table = REGISTRIES[operation]
     return table[algorithm if algorithm in table else "ring"]
 
 
@@ -166,10 +172,3 @@ def message_seconds(n: int, stride: int, nbytes: float, levels: Sequence[Level])
         return 0.0
     level = [level for count, level in zip(spread_over(n, stride, levels), levels) if count > 1][-1]
     return level.alpha + level.beta * level.sharing * nbytes
-
-
-def check_level(level: Level) -> None:
-    """ConfigError for a level that cannot be; `where` names it."""
-    for name in ("alpha", "beta", "gamma"):
-        if not 0 <= getattr(level, name) < inf:
-            raise ConfigError(f'{name} of level "{level.name}" is {getattr(level, name)}; it should be a number of seconds, 0 or more')

@@ -12,7 +12,7 @@ from math import erf, exp, inf, pi, sqrt
 
 from mpitrain.errors import ConfigError
 
-ENDS, STEPS = 12.0, 2400                                      # deviates within +- 12, in steps of 0.01: exact to 1e-9 below 1e6 ranks
+ENDS, STEPS = 12.0, 2400                                      # deviates within 12, in steps of 0.01
 
 
 @lru_cache(maxsize=1024)
