@@ -20,7 +20,6 @@ from mpitrain.kernels.door import Slot, slots_of
 from mpitrain.kernels.kernel import KERNELS, Kernel, kind
 from mpitrain.kernels.library import Host
 
-
 LARGE = 4 << 20              # bytes from which an array is left as it is: more than scores of 4 rows of 1,024 tokens for 256 experts
 
 
