@@ -25,6 +25,7 @@ from mpitrain.autograd.cast import in_single
 from mpitrain.backend import CPU, Device, is_float, random
 from mpitrain.backend.memory import Pool
 from mpitrain.data.columns import Columns
+from mpitrain.kernels.idle import idle
 from mpitrain.nn import Module, Sequential, collect_statistics, defer_statistics
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.plan.lent import lent_memory
@@ -84,7 +85,7 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
     found = []
     for chunk in chunks:
         defer_statistics(chunk)              # as in a run
-    with lent_memory(chunks, precision, device), nothing_else_is_freed():
+    with lent_memory(chunks, precision, device), nothing_else_is_freed(), idle(), np.errstate(all="ignore"):
         for n in counts:
             given, target = np.repeat(x, n, axis=0), np.repeat(y, n, axis=0)
             for _ in range(SETTLES):
