@@ -74,8 +74,8 @@ class Rung:
                 self._ranking.add(score)
 
     def best(self, n: int) -> list[int]:
-        """The ids of the best `n`: with one objective the best first, and of equal ones the trial that started first; with several
-        as `front.Ranking.best` has them. Trials without a score are none."""
+        """The ids of the best `n`: with one objective the best first, and of equal ones the trial that started first; with
+        several as `front.Ranking.best` has them. Trials without a score are none."""
         if n <= 0:
             return []
         if self._ranking is None:
