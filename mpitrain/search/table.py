@@ -229,15 +229,3 @@ def failure(trial: int, rung: int, code: str, message: str, **about: Any) -> Rec
 def lost_jobs(table: Table) -> list[Record]:
     """The records that a study which goes on begins with: nobody runs any more what was running."""
     return [{"kind": "lost", "trial": trial, "rung": rung} for (trial, rung), state in table.open.items() if state == RUNNING]
-
-
-def summary(table: Table) -> dict[str, Any]:
-    """The state of a study as plain data, for study.json: equal for equal decisions and results, in whatever order these came."""
-    def described(trial: Trial) -> dict[str, Any]:
-        results = {str(table.epochs[rung]): trial.results[rung] for rung in sorted(trial.results)}
-        failed = {"code": trial.code} if trial.code else {}
-        return {"id": trial.id, "values": trial.values, "state": trial.state, "results": results, **failed}
-    best = table.best()
-    return {"objective": [objective.text for objective in table.objectives], "rungs": list(table.epochs),
-            "planned": table.planned, "best": best.id if best else None, "front": [trial.id for trial in table.front()],
-            "at_rungs": [len(rung.scores) for rung in table.rungs], "trials": [described(trial) for trial in table.trials]}

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from studies import ACCURACY, SMALL, accuracy, decisions
+from acted import ACCURACY, SMALL, accuracy, decisions, summary
 
 from mpitrain.errors import CheckpointError, NumericsError
 from mpitrain.search.decisions import Decisions, replayed
 from mpitrain.search.pruners import PRUNERS, Asha, Done, Promote, Start, Wait
 from mpitrain.search.replay import replay
-from mpitrain.search.table import Table, failure, lost_jobs, result, summary
+from mpitrain.search.table import Table, failure, lost_jobs, result
 
 KINDS = [("asha", "random"), ("asha", "evolution"), ("halving", "random"), ("asha-stop", "evolution"), ("median", "qmc"),
          ("none", "evolution")]
@@ -103,7 +103,8 @@ def test_lost_jobs_come_first_and_know_where_they_go_on() -> None:
 
 
 @pytest.mark.parametrize("record", [
-    {"kind": "result", "trial": 0, "rung": 1, "values": {"accuracy": 1.0}}, {"kind": "result", "trial": 7, "rung": 0, "values": {}},
+    {"kind": "result", "trial": 0, "rung": 1, "values": {"accuracy": 1.0}},
+    {"kind": "result", "trial": 7, "rung": 0, "values": {}},
     {"kind": "start", "trial": 2, "rung": 0, "values": {}}, {"kind": "start", "trial": 1, "rung": 9, "values": {}},
     {"kind": "promote", "trial": 0, "rung": 1}, {"kind": "stop", "trial": 0, "rung": 0}, {"kind": "again", "trial": 0, "rung": 0},
     {"kind": "later"}, {}, {"kind": "fail", "trial": 0}])

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from studies import ACCURACY, accuracy, decisions
+from acted import ACCURACY, accuracy, decisions
 
 from mpitrain.search.front import Objective
 from mpitrain.search.pruners import PRUNERS, Asha, AshaStop, Done, Halving, Median, Promote, Start, Stop, Stopping, Unpruned, Wait

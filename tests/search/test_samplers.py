@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from studies import ACCURACY, SMALL, accuracy, decisions, study_file
+from acted import ACCURACY, SMALL, accuracy, decisions, study_file
 
 from mpitrain.errors import ConfigError
 from mpitrain.search.decisions import replayed
@@ -125,7 +125,8 @@ def test_optuna_notes_on_trials_are_in_the_journal(tmp_path: Path) -> None:
     assert generations[0] == 0 and max(generations) >= 2                 # it knows from the journal which one it breeds
 
 
-@pytest.mark.parametrize(("name", "told"), [("TPESampel", 'did you mean "TPESampler"?'), ("BaseSampler", "unknown sampler of Optuna")])
+@pytest.mark.parametrize(("name", "told"), [("TPESampel", 'did you mean "TPESampler"?'),
+                                            ("BaseSampler", "unknown sampler of Optuna")])
 def test_an_unknown_sampler_of_optuna_is_refused(tmp_path: Path, name: str, told: str) -> None:
     pytest.importorskip("optuna")
     with pytest.raises(ConfigError) as error:

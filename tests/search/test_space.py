@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from mpitrain.errors import ConfigError
 from mpitrain.search.space import Dimension, read_space
 
-FORMS = [{"log": [1e-4, 1e-1]}, {"uniform": [-1.5, 2.0]}, {"integer": [32, 250], "step": 32}, {"choices": [[64], [128, 64], "a", 1]}]
+FORMS = [{"log": [1e-4, 1e-1]}, {"uniform": [-1.5, 2.0]}, {"integer": [32, 250], "step": 32},
+         {"choices": [[64], [128, 64], "a", 1]}]
 
 
 def dimension(form: Any) -> Dimension:
@@ -44,7 +45,8 @@ def test_keys_may_stand_in_tables_of_their_sections() -> None:
 
 
 @pytest.mark.parametrize(("form", "told"), [
-    ({"log": [0.0, 1.0]}, "logarithm of 0.0"), ({"log": [1, -1]}, "low must not be above high"), ({"log": [1]}, "two finite numbers"),
+    ({"log": [0.0, 1.0]}, "logarithm of 0.0"), ({"log": [1, -1]}, "low must not be above high"),
+    ({"log": [1]}, "two finite numbers"),
     ({"uniform": [0.5, 0.1]}, "low must not be above high, found uniform = [0.5, 0.1]; write [0.1, 0.5]"),
     ({"uniform": [0, math.inf]}, "two finite numbers"), ({"uniform": ["a", "b"]}, "two finite numbers"),
     ({"choices": []}, "at least one value"), ({"choices": 3}, "at least one value"), ({"choices": [1, 2, 1]}, "has 1 twice"),

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from acted import RUN, SEARCH, SPACE, study_file
 from launch import ROOT
-from studies import RUN, SEARCH, SPACE, study_file
 
 from mpitrain.config import load_config
 from mpitrain.errors import CheckpointError, ConfigError, MissingError, MpitrainError

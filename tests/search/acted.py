@@ -56,3 +56,15 @@ def accuracy(trial: Trial, rung: int) -> float:
     """Best at a learning rate of 10^-2.5, and a little better at each rung; a number of its own for each trial."""
     distance = abs(math.log10(trial.values["optimizer.lr"]) + 2.5)
     return 1 - distance / 3 - 1 / (2 + rung) / 10 + 1e-6 * trial.id
+
+
+def summary(table: Table) -> dict[str, Any]:
+    """The state of a study as plain data: equal for equal decisions and results, in whatever order these came."""
+    def described(trial: Trial) -> dict[str, Any]:
+        results = {str(table.epochs[rung]): trial.results[rung] for rung in sorted(trial.results)}
+        failed = {"code": trial.code} if trial.code else {}
+        return {"id": trial.id, "values": trial.values, "state": trial.state, "results": results, **failed}
+    best = table.best()
+    return {"objective": [objective.text for objective in table.objectives], "rungs": list(table.epochs),
+            "planned": table.planned, "best": best.id if best else None, "front": [trial.id for trial in table.front()],
+            "at_rungs": [len(rung.scores) for rung in table.rungs], "trials": [described(trial) for trial in table.trials]}
