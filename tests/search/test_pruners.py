@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from acted import ACCURACY, accuracy, decisions
+from acted import ACCURACY, accuracy, decisions, study_file
 
 from mpitrain.search.front import Objective
 from mpitrain.search.pruners import PRUNERS, Asha, AshaStop, Done, Halving, Median, Promote, Start, Stop, Stopping, Unpruned, Wait
 from mpitrain.search.replay import replay
+from mpitrain.search.study_file import read_study
 from mpitrain.search.table import FAILED, FINISHED, PAUSED, STOPPED, Table, result
 
 RUNGS = (1, 3, 9, 27)
@@ -161,6 +163,26 @@ def test_results_that_are_no_numbers_are_promoted_by_nobody() -> None:
         made = decisions(PRUNERS[name](), trials=20)
         replay(made, 3, lambda t, reached, rung: ({"accuracy": float("nan") if t.id % 2 else accuracy(t, rung)}, 1.0))
         assert all(trial.reached == 0 for trial in made.table.trials if trial.id % 2) and made.table.best() is not None
+
+
+OWN = """
+from mpitrain.search.pruners import New, Promote, idle
+class Two:
+    def __init__(self, eta=3, best_of=2):
+        self.eta, self.best_of = eta, best_of
+    def decide(self, table):
+        done = [t for t in table.rungs[0].best(self.best_of) if t not in table.rungs[0].promoted]
+        if table.left:
+            return New()
+        return Promote(table.trials[done[0]], table.last) if done and not table.open else idle(table)
+"""
+
+
+def test_a_pruner_of_ones_own_decides(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    made = read_study(study_file(tmp_path), ["search.pruner=own.py:Two", "search.best_of=3"]).decisions()
+    replay(made, 2, job)
+    assert [len(rung) for rung in made.table.rungs] == [27, 0, 3]
 
 
 def test_stopping_pruners_say_stop_and_go_on_with_the_next() -> None:
