@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -42,11 +42,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """The results of a run, equal on all its ranks: the last evaluation, and the hashes of run.json."""
+    """The results of a run, equal on all its ranks: the last evaluation, and the hashes of run.json. A run that is `paused` has
+    a checkpoint to go on from."""
 
     steps: int
     metrics: dict[str, float]
     hashes: dict[str, str]
+    paused: bool = False
 
 
 class Run(Ranks):
@@ -62,8 +64,12 @@ class Run(Ranks):
         session.close() if self._survivors is None else self._survivors.close(session)
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
-              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False) -> Trained:
+              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False,
+              goes_on: Callable[[int, dict[str, float]], bool] | None = None) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
+
+        `goes_on(step, metrics)` is asked after each evaluation but the last and answers alike on all ranks; where it says no, the
+        run is paused with a checkpoint, and `resume` goes on from there with the bits of a run that was not.
 
         `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
         may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
@@ -73,9 +79,9 @@ class Run(Ranks):
 
         def once(comm: Any) -> Trained:
             if comm is None:
-                return self._train(folder, resume, overwrite, profile, observers, change, strict)
+                return self._train(folder, resume, overwrite, profile, observers, change, strict, goes_on)
             self._go_on_with(comm)
-            return self._train(folder, "auto", False, profile, observers, change, False)
+            return self._train(folder, "auto", False, profile, observers, change, False, goes_on)
 
         with self.at_work():
             if self.config.train.on_lost == "stop" or self.comm.size == 1:      # nobody goes on without the only one
@@ -93,7 +99,7 @@ class Run(Ranks):
         self.config = changed(self.config, mesh={"dp": 0})
 
     def _train(self, folder: RunFolder, resume: str | None, overwrite: bool, profile: bool, observers: Sequence[Observer],
-               change: Sequence[str], strict: bool) -> Trained:
+               change: Sequence[str], strict: bool, goes_on: Callable[[int, dict[str, float]], bool] | None) -> Trained:
         with ExitStack() as cleanup:
             session = self.open()
             found = None
@@ -101,6 +107,7 @@ class Run(Ranks):
                 self._take(session, folder, resume, overwrite, cleanup)
                 found = self._find(session, folder, change, strict)
             job = self._build(session, found)
+            job.trainer.goes_on = goes_on
             forecast = predict_memory(self.config, session, job)
             job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
@@ -203,10 +210,11 @@ class Run(Ranks):
         metrics = trainer.fit()
         if trainer.evaluator is not None and trainer.evaluator.tables:
             tables = named_tables(trainer.evaluator.tables, session.inputs)
-        ended = {"ended": {"step": trainer.update.step, "reason": trainer.over}} if trainer.over else {}
-        hashes = job.state.hashes()
+        paused, steps = trainer.paused, trainer.update.step
+        ended = {"ended": {"step": steps, "reason": trainer.over}} if trainer.over and not paused else {}
+        hashes = {} if paused else job.state.hashes()
         record = about | hashes | trainer.bad_steps.record() | {
-            "status": "done", "steps": trainer.update.step, **ended, "seconds": round(time.time() - began, 3),
+            "status": "paused" if paused else "done", "steps": steps, **ended, "seconds": round(time.time() - began, 3),
             "metrics": plain_values(metrics) | tables, "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 
         def end() -> None:
@@ -215,4 +223,4 @@ class Run(Ranks):
             if refused:
                 raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
         on_first(control, end)
-        return Trained(trainer.update.step, metrics, hashes)
+        return Trained(steps, metrics, hashes, paused)

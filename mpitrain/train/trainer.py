@@ -55,6 +55,8 @@ class Trainer:
         self.judge = "loss", False                               # the metric of the best checkpoint, and whether more is better
         self.best: tuple[float, int] | None = None               # (its best value, the step of that)
         self.patience: Patience | None = None                    # ends the run early
+        self.goes_on: Callable[[int, dict[str, float]], bool] | None = None      # asked after evaluations, alike on all ranks
+        self.paused = False                                      # whether the answer was no: a checkpoint is made, and it ends
         self.metrics: dict[str, float] = {}                      # metrics of the last evaluation
         self._message = np.zeros(0)                              # buffer of `share`: the message and its sum over ranks
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
@@ -160,6 +162,8 @@ class Trainer:
     def _run(self) -> None:
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
             self.evaluate(self.update.step)
+            if self.paused:
+                self.checkpoint(self.update.step, at_once=True)
         batches = self.loader.iterate(self.update.step, self.plan.steps)
         if self.ahead is not None:
             batches = self.ahead(batches)
@@ -169,7 +173,7 @@ class Trainer:
     @property
     def over(self) -> str:
         """Why the run ends before its last step; "" where it does not."""
-        return "" if self.patience is None else self.patience.reason
+        return "it is paused" if self.paused else "" if self.patience is None else self.patience.reason
 
     def _next(self, batches: Iterator[tuple[int, list[MicroBatch]]]) -> tuple[int, list[MicroBatch]] | None:
         self._began = time.perf_counter()
@@ -274,6 +278,8 @@ class Trainer:
         improved = is_better(value := self.metrics[name], self.best[0] if self.best else None, higher)
         if improved:
             self.best = (value, done)
+        if self.goes_on is not None and not self.over and done < self.plan.steps:
+            self.paused = not self.goes_on(done, self.metrics)
         return improved
 
     def checkpoint(self, done: int, *, at_once: bool = False) -> None:
