@@ -27,6 +27,7 @@ from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_rate, observers_of
 from mpitrain.train.build.model import make_model
 from mpitrain.train.evaluate import named_tables
+from mpitrain.train.intervals import Pauses, Plan, evaluated_where
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values
@@ -65,11 +66,11 @@ class Run(Ranks):
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
               observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False,
-              goes_on: Callable[[int, dict[str, float]], bool] | None = None) -> Trained:
+              pauses: Callable[[Plan], Pauses] | None = None) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
 
-        `goes_on(step, metrics)` is asked after each evaluation but the last and answers alike on all ranks; where it says no, the
-        run is paused with a checkpoint, and `resume` goes on from there with the bits of a run that was not.
+        `pauses(plan)` says where the run may pause, with a checkpoint from which `resume` goes on with the bits of a run that did
+        not.
 
         `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
         may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
@@ -79,9 +80,9 @@ class Run(Ranks):
 
         def once(comm: Any) -> Trained:
             if comm is None:
-                return self._train(folder, resume, overwrite, profile, observers, change, strict, goes_on)
+                return self._train(folder, resume, overwrite, profile, observers, change, strict, pauses)
             self._go_on_with(comm)
-            return self._train(folder, "auto", False, profile, observers, change, False, goes_on)
+            return self._train(folder, "auto", False, profile, observers, change, False, pauses)
 
         with self.at_work():
             if self.config.train.on_lost == "stop" or self.comm.size == 1:      # nobody goes on without the only one
@@ -99,7 +100,7 @@ class Run(Ranks):
         self.config = changed(self.config, mesh={"dp": 0})
 
     def _train(self, folder: RunFolder, resume: str | None, overwrite: bool, profile: bool, observers: Sequence[Observer],
-               change: Sequence[str], strict: bool, goes_on: Callable[[int, dict[str, float]], bool] | None) -> Trained:
+               change: Sequence[str], strict: bool, pauses: Callable[[Plan], Pauses] | None) -> Trained:
         with ExitStack() as cleanup:
             session = self.open()
             found = None
@@ -107,7 +108,9 @@ class Run(Ranks):
                 self._take(session, folder, resume, overwrite, cleanup)
                 found = self._find(session, folder, change, strict)
             job = self._build(session, found)
-            job.trainer.goes_on = goes_on
+            if pauses is not None:
+                with guard.symmetric():
+                    job.trainer.pauses = evaluated_where(pauses(job.plan), job.plan)
             forecast = predict_memory(self.config, session, job)
             job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])

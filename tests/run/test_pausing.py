@@ -11,7 +11,9 @@ PROGRAM = """
 from pathlib import Path
 
 from mpitrain import Process, Run, load_config, start
+from mpitrain.errors import ConfigError
 from mpitrain.run.session import Session, before_mpi, look_at_files
+from mpitrain.train.intervals import Pauses
 
 process, epochs = Process(), 4
 
@@ -21,8 +23,10 @@ def configured(name, *overrides):
 
 
 def one(session, comm, config, goes_on=None):
+    def pauses(plan):
+        return Pauses((10, 20, 30), goes_on)
     with Run(config, comm, process=process, quiet=True, after=session) as run:
-        return run.train(resume="auto", goes_on=goes_on)
+        return run.train(resume="auto", pauses=pauses if goes_on else None)
 
 
 def main():
@@ -36,18 +40,24 @@ def main():
         session.open(configured("x"), lambda: described)
     channels = [len(session.mesh._channels) for session in sessions]
     whole = one(sessions[0], groups[0], configured(f"whole-{half}"))
-    for i, rung in enumerate((2, 3, None)):                    # by turns in this group's one mesh and in the other
+    for i, last in enumerate((20, 30, None)):                  # by turns in this group's one mesh and in the other
         config, asked = configured(f"parts-{half}"), []
 
         def goes_on(step, metrics):
             asked.append(step)
-            return len(asked) + (0, 2, 3)[i] != rung
+            return step != last
         found = one(sessions[i % 2], groups[i % 2], config, goes_on)
-        assert found.paused == (rung is not None), found
-        assert asked == [[10, 20], [30], []][i], asked
+        assert found.paused == (last is not None), found
+        assert asked == [[10, 20], [20, 30], [30]][i], asked
     assert found.hashes == whole.hashes and found.metrics == whole.metrics, (found, whole)
     assert [len(session.mesh._channels) for session in sessions] == channels
     one(sessions[0], groups[0], configured(f"other-{half}", "model.hidden=[24]", "train.batch_size=48"))
+    try:
+        one(sessions[0], groups[0], configured(f"refused-{half}", "train.eval_every=7"), lambda step, metrics: True)
+    except ConfigError as error:
+        assert "step 10" in error.message and "train.eval_every = 7" in error.message
+    else:
+        raise AssertionError("it was not refused")
     for session in sessions:
         session.close()
     world.Barrier()
