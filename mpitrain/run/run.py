@@ -156,8 +156,8 @@ class Run(Ranks):
             measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
             looks = self._alike and can_leave_out(config)     # each step's norm is looked at, and with it all ranks' losses
-            job = build(changed(config, train={"on_nan": "skip"}) if looks else config, session.inputs, session.mesh, stages=stages,
-                        quiet=self.quiet)
+            asked = changed(config, train={"on_nan": "skip"}) if looks else config
+            job = build(asked, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
             if looks:
                 job.trainer.bad_steps.most_in_a_row = 1
             if config.distil.teaches:

@@ -77,8 +77,8 @@ class TrialRuns:
         self._plan: Plan | None = None
 
     def train(self, job: Job) -> Job | None:
-        """Trains a trial to its rung and gives the group's next job. What ends a trial alike on its ranks is its outcome; all other
-        errors are raised. The study hears of an outcome when the trial's folder is free: another group may go on with it at once."""
+        """Trains a trial to its rung and gives the group's next job. What ends a trial alike on its ranks is its outcome; all
+        other errors are raised. The study hears of it when the trial's folder is free: another group may go on at once."""
         run: Run | None = None
         self._plan = None
         try:
