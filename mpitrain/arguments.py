@@ -31,7 +31,8 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
-        return _known(function) if inspect.isfunction(function) or inspect.isclass(function) else inspect.signature(function)
+        lasts = inspect.isfunction(function) or inspect.isclass(function)
+        return _known(function) if lasts else inspect.signature(function)
     except (TypeError, ValueError):
         return inspect.Signature()
 

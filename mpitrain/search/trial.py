@@ -12,7 +12,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, changed
 from mpitrain.errors import MpitrainError
-from mpitrain.run.run import Run, Trained
+from mpitrain.run.run import AsTrial, Run, Trained
 from mpitrain.search.cost import Costs, refuse_too_large
 from mpitrain.search.groups import Groups
 from mpitrain.search.study_file import Study
@@ -85,8 +85,7 @@ class TrialRuns:
             config = self._config(job)
             run = Run(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
             with run:
-                trained = run.train(resume="auto", observers=[self.clock], pauses=lambda plan: self._pauses(job, plan),
-                                    alike=self.groups.comm.size > 1)
+                trained = run.train(resume="auto", observers=[self.clock], as_trial=AsTrial(lambda plan: self._pauses(job, plan)))
         except Exception as error:
             code = self._code(error)
             if code is None:
