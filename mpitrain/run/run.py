@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
@@ -26,7 +26,9 @@ from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_rate, observers_of
 from mpitrain.train.build.model import make_model
+from mpitrain.train.build.settings import can_leave_out
 from mpitrain.train.evaluate import named_tables
+from mpitrain.train.intervals import Pauses, Plan, evaluated_where
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values
@@ -42,17 +44,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """The results of a run, equal on all its ranks: the last evaluation, and the hashes of run.json."""
+    """The results of a run, equal on all its ranks: the last evaluation, and the hashes of run.json. A run that is `paused` has
+    a checkpoint to go on from."""
 
     steps: int
     metrics: dict[str, float]
     hashes: dict[str, str]
+    paused: bool = False
+
+
+class AsTrial(NamedTuple):
+    """How a run differs that is one of many of a study. `pauses(plan)` says where it may pause, with a checkpoint from which
+    `resume` goes on with the bits of a run that did not. A step that is not finite ends it on all its ranks alike (NumericsError,
+    which a rank of another run raises alone), so that the program can go on. Its texts are not synced to the disk, since the
+    study's journal has what counts, and its memory is not predicted."""
+
+    pauses: Callable[[Plan], Pauses]
 
 
 class Run(Ranks):
     """A run of `config` on the ranks of `comm`."""
 
     _survivors: Survivors | None = None
+    _as_trial: AsTrial | None = None
 
     def _opens(self, session: Session) -> None:
         if self._survivors is not None:
@@ -62,14 +76,16 @@ class Run(Ranks):
         session.close() if self._survivors is None else self._survivors.close(session)
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
-              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False) -> Trained:
+              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False,
+              as_trial: AsTrial | None = None) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
+
 
         `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
         may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
         Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
-        folder = RunFolder(self.config.run.out)
+        folder, self._as_trial = RunFolder(self.config.run.out, synced=as_trial is None), as_trial
 
         def once(comm: Any) -> Trained:
             if comm is None:
@@ -101,7 +117,7 @@ class Run(Ranks):
                 self._take(session, folder, resume, overwrite, cleanup)
                 found = self._find(session, folder, change, strict)
             job = self._build(session, found)
-            forecast = predict_memory(self.config, session, job)
+            forecast = predict_memory(self.config, session, job) if self._as_trial is None else Forecast([])
             job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
@@ -142,7 +158,14 @@ class Run(Ranks):
         stages = config.mesh.stages if continued is None else \
             measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
-            job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
+            alike = self._as_trial is not None and session.control.size > 1
+            looks = alike and can_leave_out(config)           # at each step's norm, and with it at all ranks' losses
+            asked = changed(config, train={"on_nan": "skip"}) if looks else config
+            job = build(asked, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
+            if looks:
+                job.trainer.bad_steps.most_in_a_row = 1
+            if self._as_trial is not None:
+                job.trainer.pauses = evaluated_where(self._as_trial.pauses(job.plan), job.plan)
             if config.distil.teaches:
                 from mpitrain.train.build.teacher import give_teacher  # few runs have one
                 give_teacher(job, config, session.inputs)
@@ -203,10 +226,11 @@ class Run(Ranks):
         metrics = trainer.fit()
         if trainer.evaluator is not None and trainer.evaluator.tables:
             tables = named_tables(trainer.evaluator.tables, session.inputs)
-        ended = {"ended": {"step": trainer.update.step, "reason": trainer.over}} if trainer.over else {}
-        hashes = job.state.hashes()
+        paused, steps = trainer.paused, trainer.update.step
+        ended = {"ended": {"step": steps, "reason": trainer.over}} if trainer.over and not paused else {}
+        hashes = {} if paused else job.state.hashes()
         record = about | hashes | trainer.bad_steps.record() | {
-            "status": "done", "steps": trainer.update.step, **ended, "seconds": round(time.time() - began, 3),
+            "status": "paused" if paused else "done", "steps": steps, **ended, "seconds": round(time.time() - began, 3),
             "metrics": plain_values(metrics) | tables, "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 
         def end() -> None:
@@ -215,4 +239,4 @@ class Run(Ranks):
             if refused:
                 raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
         on_first(control, end)
-        return Trained(trainer.update.step, metrics, hashes)
+        return Trained(steps, metrics, hashes, paused)
