@@ -24,7 +24,7 @@ from mpitrain.models.transformer import STD, Block, Embed, Head
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.basic import Check
-from mpitrain.nn.elastic import (Choice, Elastic, ElasticBatchNorm2d, ElasticBlock, ElasticConv2d, ElasticLinear, Size, largest_of)
+from mpitrain.nn.elastic import Choice, Elastic, ElasticBatchNorm2d, ElasticBlock, ElasticConv2d, ElasticLinear, Size, largest_of
 
 RULES = "uniform", "sandwich"
 HE = init.kaiming_normal(fan="out")
@@ -67,8 +67,8 @@ def require_options(**options: Any) -> None:
     for name, values in options.items():
         require_list_of_sizes(name, values)
         if not values or list(values) != sorted(set(values)):
-            raise ConfigError(f"model.{name} has what a choice can be, one number or more from the smallest to the largest, found "
-                              f"{list(values)}; change model.{name}")
+            raise ConfigError(f"model.{name} has what a choice can be, one number or more from the smallest to the largest, "
+                              f"found {list(values)}; change model.{name}")
 
 
 def linear(inputs: Size, outputs: Size, bias: bool = True, **more: Any) -> nn.Linear:
@@ -83,7 +83,7 @@ def conv(inputs: Size, outputs: Size, kernel: Size, stride: int = 1) -> nn.Conv2
     if any(isinstance(size, Choice) for size in (inputs, outputs, kernel)):
         return ElasticConv2d(inputs, outputs, kernel, stride=stride, bias=False, weight_init=HE)
     assert isinstance(kernel, int)
-    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False, weight_init=HE)    # type: ignore[arg-type]
+    return nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False, weight_init=HE)
 
 
 class ElasticResidual(ElasticBlock):
@@ -149,8 +149,8 @@ def _require_shares(inner: Any, widths: Sequence[int]) -> None:
     for outputs in widths:
         sizes = [int(share * outputs) for share in inner]
         if sizes[0] < 1 or sizes != sorted(set(sizes)):
-            raise ConfigError(f"model.inner = {list(inner)} makes {sizes} channels of a stage's {outputs}, expected 1 or more that "
-                              "rise; change model.inner or model.widths")
+            raise ConfigError(f"model.inner = {list(inner)} makes {sizes} channels of a stage's {outputs}, expected 1 or more "
+                              "that rise; change model.inner or model.widths")
 
 
 class ElasticMlpBlock(ElasticBlock):

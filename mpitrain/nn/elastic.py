@@ -222,7 +222,8 @@ class ElasticConv2d(Conv2d, ElasticLayer):
     def forward(self, x: Any) -> Tensor:
         o, i, k = value_of(self.outputs), value_of(self.inputs), value_of(self.kernel)
         around = (largest_of(self.kernel) - k) // 2
-        weight, inside = self.weight, slice(around, around + k)
+        inside = slice(around, around + k)
+        weight: Any = self.weight
         if (o, i, k) != self.weight.shape[:3]:
             weight = part(self.weight, (slice(o), slice(i), inside, inside))
         bias = None if self.bias is None else some(self.bias, o)
@@ -241,7 +242,7 @@ class ElasticBatchNorm2d(BatchNorm2d, ElasticLayer):
 
     def used(self) -> Mapping[str, Index]:
         rows = places(self.channels)
-        return {name: (rows,) for name in ("weight", "bias", "running_mean", "running_var")}
+        return dict.fromkeys(("weight", "bias", "running_mean", "running_var"), (rows,))
 
     def forward(self, x: Any, residual: Any = None) -> Tensor:
         c = value_of(self.channels)
@@ -290,7 +291,7 @@ class ElasticBlock(Module):
 def in_use(model: Module) -> dict[str, Index | None]:
     """What the path that is in use takes of each parameter and buffer, by name, in a model that is not cut: places in each dim,
     None: all. Those that are not there take no part."""
-    found: dict[str, Index | None] = {name: None for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    found: dict[str, Index | None] = dict.fromkeys(name for name, _ in (*model.named_parameters(), *model.named_buffers()))
     for name, module in model.named_modules():
         if isinstance(module, ElasticLayer):
             for leaf, index in module.used().items():

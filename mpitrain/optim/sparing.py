@@ -77,9 +77,10 @@ class _Places:
 
     def of(self, segment: Segment) -> Array | None:
         """The elements of a segment; None where the array has none of its parameter."""
+        size = segment.stop - segment.start
         for whole in self.by_name.get(segment.name, ()):
-            if whole.first <= segment.first and segment.first + segment.stop - segment.start <= whole.first + whole.stop - whole.start:
-                start = whole.start + segment.first - whole.first
-                found: Array = self.flat[start:start + segment.stop - segment.start]
+            start = whole.start + segment.first - whole.first
+            if whole.start <= start <= start + size <= whole.stop:
+                found: Array = self.flat[start:start + size]
                 return found
         return None

@@ -46,8 +46,9 @@ class Paths:
         with guard.symmetric():
             loss = used.context.loss(make_loss(self.config, inputs.tokens, inputs))
             tried = try_samples(used.inference, loss, inputs, used.placement, used.context.output_shape)
-            evaluator = make_evaluator(used.inference, loss, inputs, used.context, make_metrics(self.config), tried,
-                                       cuts_parameters=used.policy.cuts_parameters, dtype=used.policy.layout.dtype, span=self.span)
+            metrics, dtype = make_metrics(self.config), used.policy.layout.dtype
+            evaluator = make_evaluator(used.inference, loss, inputs, used.context, metrics, tried,
+                                       cuts_parameters=used.policy.cuts_parameters, dtype=dtype, span=self.span)
             if evaluator is None:
                 raise UsageError("this run has no validation rows; give some: data.validation=PATH")
         return evaluator
@@ -101,8 +102,8 @@ class Paths:
         return float(on_first(self.session.control, timed))
 
     def cut(self, path: Path) -> nn.Module:
-        """A path by itself, with its parameters and its measured statistics: it gives the same outputs, to the bit. Each rank must
-        have the whole model."""
+        """A path by itself, with its parameters and its measured statistics: it gives the same outputs, to the bit. Each rank
+        must have the whole model."""
         with self.elastic.taken(path):
             self.measure()
             smaller = self.alone(path)

@@ -1,7 +1,7 @@
 """A search over the paths of a trained supernet, by evaluations alone: regularised evolution over its choices.
 
-All ranks evaluate one path together, and each asks the sampler for the next one by itself: what it draws is a function of the seed,
-the trial's number and the table, which all have. With "-ms" the table has what rank 0 has measured.
+All ranks evaluate one path together, and each asks the sampler for the next one by itself: what it draws is a function of the
+seed, the trial's number and the table, which all have. With "-ms" the table has what rank 0 has measured.
 """
 
 from __future__ import annotations

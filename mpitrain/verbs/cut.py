@@ -41,6 +41,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.train.build.saved import load
     saved, first = load(options.folder, options.step, options.arguments), True
     _refuse_made(saved)
+    verbs.refuse_supernet(saved, "cut")
     rows = verbs.first_rows(saved, 2)
     graph = trace(saved.model, rows)
     importance = norms(saved.model)

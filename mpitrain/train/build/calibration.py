@@ -32,7 +32,7 @@ def normed(model: Module) -> list[ElasticBatchNorm2d]:
 class Calibration:
     """All ranks make one and call `run` alike; `rows` are the numbers of the training rows, of which the first count."""
 
-    def __init__(self, inference: Inference, reader: SampleReader, rows: Sequence[int], mesh: Mesh):
+    def __init__(self, inference: Inference, reader: SampleReader, rows: Any, mesh: Mesh):
         self.inference, self.reader, self.mesh = inference, reader, mesh
         self.rows = np.asarray(rows[:ROWS], np.int64)
         self.n_chunks = max(1, len(self.rows) // CHUNK)           # the last one has the rest: no chunk of a few rows

@@ -27,7 +27,6 @@ from mpitrain.nn.elastic import Elastic, in_use
 from mpitrain.optim import Optimizer
 from mpitrain.optim.sparing import Sparing
 from mpitrain.parallel.pipeline.inference import Inference
-from mpitrain.parallel.pipeline.runner import Parts, Pipeline
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.calibration import Calibration, normed
