@@ -112,11 +112,9 @@ class Elastic:
 
     def plain(self, path: Path) -> dict[str, int]:
         """The path by the choices that count in it: equal for two paths that are one network."""
+        depths = {choice: path[name] for name, choice in self.choices.items()}
         return {name: path[name] for name, choice in self.choices.items()
-                if choice.depth is None or choice.place < path[self.name_of(choice.depth)]}
-
-    def name_of(self, choice: Choice) -> str:
-        return next(name for name, other in self.choices.items() if other is choice)
+                if choice.depth is None or choice.place < depths[choice.depth]}
 
     def write(self, path: Path) -> str:
         """The path as text that `read` takes: its choices that count."""

@@ -32,8 +32,8 @@ def objectives_of(words: Sequence[str], paths: Paths) -> tuple[Objective, ...]:
         if name in front.COSTS and name not in COSTS:
             raise UsageError(f'--objective "{word}" is not measured for paths; choose of -{", -".join(COSTS)} and metrics')
         if (name in COSTS) != word.startswith("-"):
-            raise UsageError(f'--objective "{word}": costs have a minus ({", ".join(f"-{cost}" for cost in COSTS)}), metrics have '
-                             'none')
+            raise UsageError(f'--objective "{word}": costs have a minus ({", ".join(f"-{cost}" for cost in COSTS)}), metrics '
+                             "have none")
         try:
             kind = make_loss(config, paths.session.inputs.tokens, paths.session.inputs).kind
             found.append(Objective(name, False) if name in COSTS else

@@ -61,7 +61,8 @@ def test_paths_are_counted_written_and_read() -> None:
         elastic = MODELS[name](**KINDS[name][0]).elastic
         assert elastic.count == len({elastic.write(path) for path in elastic.every()})
     elastic = MODELS["elastic_mlp"](inputs=4, outputs=2).elastic
-    assert elastic.write(elastic.smallest) == "depth=1, block0.width=32" == elastic.write(elastic.read("depth=1, block0.width=32"))
+    text = "depth=1, block0.width=32"
+    assert elastic.write(elastic.smallest) == text == elastic.write(elastic.read(text))
     assert elastic.read("depth=2")["block1.width"] == 128
     drawn = [elastic.draw(3, step) for step in range(3000)]
     assert drawn[:50] == [elastic.draw(3, step) for step in range(50)] != [elastic.draw(4, step) for step in range(50)]

@@ -1,9 +1,9 @@
 """Running statistics of batch norm for the path of a supernet that is in use, measured on training rows.
 
-What training has seen is a mixture of all paths, whose means and variances are those of none of them (Guo et al. 2020, section 3.4).
-So the statistics of a path are measured when it is evaluated, or cut out: the first training rows go through it in chunks, and the
-running values become the means of what the chunks have. Each chunk has a row of its own in a table that ranks add up, so the
-result has the same bits on any number of ranks.
+What training has seen is a mixture of all paths, whose means and variances are those of none of them (Guo et al. 2020, section
+3.4). So the statistics of a path are measured when it is evaluated, or cut out: the first training rows go through it in chunks,
+and the running values become the means of what the chunks have. Each chunk has a row of its own in a table that ranks add up, so
+the result has the same bits on any number of ranks.
 """
 
 from __future__ import annotations

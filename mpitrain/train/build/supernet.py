@@ -1,7 +1,7 @@
 """A run of a supernet (`models.elastic`): the paths of each step, what an optimizer may move, and evaluations of a path.
 
     step 7, uniform     every micro-batch, on every rank, takes path(seed, 7)
-    step 7, sandwich    micro-batch 0 the smallest, 1 and 2 paths (seed, 7, 1) and (seed, 7, 2), 3 the largest, 4 the smallest, ...
+    step 7, sandwich    micro-batch 0 the smallest, 1 and 2 paths (seed, 7, 1) and (seed, 7, 2), 3 the largest, 4 the smallest
 
 A path is a function of seed, step and micro-batch alone, so all ranks know all paths of a step, and a resumed run takes those of
 one that was not interrupted.
@@ -42,7 +42,8 @@ class Supernet(Extension):
     """ConfigError or MeshError, alike on all ranks and without MPI, for what does not go with the paths of `model`."""
 
     def __init__(self, config: Config, grid: Grid, inputs: Inputs, model: Module, optimizer: Any):
-        self.config, self.grid, self.inputs, self.model, self.elastic = config, grid, inputs, model, model.elastic
+        self.config, self.inputs, self.model = config, inputs, model
+        self.elastic: Elastic = model.elastic
         refuse_supernet(config, grid, optimizer)
         self._of: tuple[int, Mapping[str, Array]] = (-1, {})  # a step, and what it does not use
 
@@ -58,16 +59,12 @@ class Supernet(Extension):
 
     def path(self, step: int, micro: int) -> dict[str, int]:
         """That of a micro-batch of the step after `step`."""
-        elastic, seed = self.elastic, self.config.run.seed
+        elastic, seed, place = self.elastic, self.config.run.seed, micro % SANDWICH
         if elastic.rule == "uniform":
-            found: dict[str, int] = elastic.draw(seed, step)
-            return found
-        place = micro % SANDWICH
+            return elastic.draw(seed, step)
         if place in (0, SANDWICH - 1):
-            found = elastic.largest if place else elastic.smallest
-            return found
-        found = elastic.draw(seed, step, micro)
-        return found
+            return elastic.largest if place else elastic.smallest
+        return elastic.draw(seed, step, micro)
 
     def unused(self) -> Mapping[str, Array]:
         """The elements of each parameter that no micro-batch of this step uses, on whatever rank."""
@@ -153,15 +150,16 @@ def refuse_supernet(config: Config, grid: Grid, optimizer: Any) -> None:
             (optimizer.whole_parameters or optimizer.condensed or optimizer.needs_closure or optimizer.sends,
              f'optimizer.name = "{c.optimizer.name}"', "and that optimizer looks at whole parameters, not at each element",
              'optimizer.name = "adamw" or "sgd"'),
-            (bool(c.comm.compress), f'comm.compress = "{c.comm.compress}"', "and what a message leaves out comes in a later step, "
-             "of another path", 'comm.compress = ""'),
-            (bool(c.workers.count), f"workers.count = {c.workers.count}", "and workers would need a path each", "workers.count = 0"),
+            (bool(c.comm.compress), f'comm.compress = "{c.comm.compress}"',
+             "and what a message leaves out comes in a later step, of another path", 'comm.compress = ""'),
+            (bool(c.workers.count), f"workers.count = {c.workers.count}", "and each worker would need paths of its own",
+             "workers.count = 0"),
             (c.privacy.unit != "none", f'privacy.unit = "{c.privacy.unit}"', "and gradients of rows are of whole layers",
              'privacy.unit = "none"'),
             (bool(c.lora.rank), f"lora.rank = {c.lora.rank}", "and adapters take the place of whole layers", "lora.rank = 0"),
             (bool(c.shrink.prune), f'shrink.prune = "{c.shrink.prune}"', "and the largest path alone would be pruned",
              'shrink.prune = "", and cut a path out first'),
-            (c.optimizer.offload != "none", f'optimizer.offload = "{c.optimizer.offload}"', "and state that is away cannot be put "
-             "back", 'optimizer.offload = "none"')):
+            (c.optimizer.offload != "none", f'optimizer.offload = "{c.optimizer.offload}"',
+             "and state that is away cannot be put back", 'optimizer.offload = "none"')):
         if wrong:
             raise ConfigError(f"{what}, {why}, found {found}; set {instead}")
