@@ -9,6 +9,7 @@
     lost       trial, rung                            open: the job that ran it has ended
     again      trial, rung                            running once more, from its last pause
     exchange   trial, values [, from]                 going on with other values (populations)
+    job        event [, groups, ranks, ...]           (a job begins to work on the study, or is asked to stop)
 
 A rung is counted from 0; `rungs` gives its epochs. Further keys (seconds, group) stay in the journal and are not needed here.
 """
@@ -206,7 +207,7 @@ class Table:
 
 CHANGES: dict[str, Callable[[Table, Mapping[str, Any]], None]] = {
     "start": Table._start, "promote": Table._promote, "result": Table._result, "fail": Table._fail, "stop": Table._stop,
-    "lost": Table._lost, "again": Table._again, "exchange": Table._exchange}
+    "lost": Table._lost, "again": Table._again, "exchange": Table._exchange, "job": lambda table, record: None}
 
 
 def point_text(values: Values) -> str:
