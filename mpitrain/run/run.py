@@ -26,6 +26,7 @@ from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_rate, observers_of
 from mpitrain.train.build.model import make_model
+from mpitrain.train.build.settings import can_leave_out
 from mpitrain.train.evaluate import named_tables
 from mpitrain.train.intervals import Pauses, Plan, evaluated_where
 from mpitrain.train.machine import environment
@@ -56,6 +57,7 @@ class Run(Ranks):
     """A run of `config` on the ranks of `comm`."""
 
     _survivors: Survivors | None = None
+    _alike = False
 
     def _opens(self, session: Session) -> None:
         if self._survivors is not None:
@@ -66,17 +68,18 @@ class Run(Ranks):
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
               observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False,
-              pauses: Callable[[Plan], Pauses] | None = None) -> Trained:
+              pauses: Callable[[Plan], Pauses] | None = None, alike: bool = False) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
 
         `pauses(plan)` says where the run may pause, with a checkpoint from which `resume` goes on with the bits of a run that did
-        not.
+        not. With `alike`, a step that is not finite ends the run on all its ranks alike, so that a program of several runs can go
+        on: NumericsError, which without it a rank raises alone.
 
         `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
         may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
         Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
-        folder = RunFolder(self.config.run.out)
+        folder, self._alike = RunFolder(self.config.run.out), alike
 
         def once(comm: Any) -> Trained:
             if comm is None:
@@ -152,7 +155,11 @@ class Run(Ranks):
         stages = config.mesh.stages if continued is None else \
             measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
-            job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
+            looks = self._alike and can_leave_out(config)     # each step's norm is looked at, and with it all ranks' losses
+            job = build(changed(config, train={"on_nan": "skip"}) if looks else config, session.inputs, session.mesh, stages=stages,
+                        quiet=self.quiet)
+            if looks:
+                job.trainer.bad_steps.most_in_a_row = 1
             if config.distil.teaches:
                 from mpitrain.train.build.teacher import give_teacher  # few runs have one
                 give_teacher(job, config, session.inputs)

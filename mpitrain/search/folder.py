@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from mpitrain.checkpoint.run_folder import UNFINISHED, RunFolder
-from mpitrain.errors import OutputError
+from mpitrain.errors import MissingError, OutputError
 from mpitrain.search.journal import NAME, Journal
 from mpitrain.search.shared_table import TURN, Turn
 
@@ -31,11 +31,18 @@ class StudyFolder(RunFolder):
 
     def begin(self, *, resume: bool, overwrite: bool) -> None:
         """Takes the folder, for a new study or to go on with one. OutputError, AccessError as of `RunFolder.open`; OutputError,
-        too, for the folder of a run."""
+        too, for the folder of a run, and MissingError where there is no study to go on with."""
         if self.checkpoints.is_dir():
             raise OutputError("the folder is that of a run, not of a study; set run.out to another one", file=self.path)
+        if resume and not self.journal.path.is_file():
+            raise MissingError("there is no journal of a study to go on with; start one without --resume", file=self.journal.path)
         self.open(resume=resume, overwrite=overwrite, advice=ADVICE)
         Turn(self.path).clear()                               # of a job that was killed
+
+    def _refuse_contents(self, advice: str) -> None:
+        begun = {self.config.name, self.trials.name, TURN}    # by a job that was killed before it began the journal
+        if not (set(os.listdir(self.path)) - {"lock"} <= begun and not (self.trials.is_dir() and any(self.trials.iterdir()))):
+            super()._refuse_contents(advice)
 
     def _delete_ours(self) -> None:
         for trial in sorted(self.trials.iterdir()) if self.trials.is_dir() and not self.trials.is_symlink() else ():

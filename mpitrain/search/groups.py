@@ -59,10 +59,10 @@ class Groups:
 def refuse_size(size: int, ranks: int) -> None:
     """MeshError unless the job's ranks are a multiple of those of a trial."""
     if size % ranks:
-        do = [n for n in range(1, size + 1) if size % n == 0]
-        *few, last = map(str, do)
-        raise MeshError(f"search.ranks = {ranks} does not divide the {size} ranks of this job: {', '.join(few)} and {last} do; or "
-                        f"start {size - size % ranks or ranks} or {size - size % ranks + ranks} ranks")
+        do = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+        sizes = " or ".join(str(n) for n in (size - size % ranks, size - size % ranks + ranks) if n)
+        raise MeshError(f"search.ranks = {ranks} does not divide the {size} ranks of this job (these do: {do}); set it to one of "
+                        f"them, or start {sizes} ranks")
 
 
 def _no_axes() -> dict[str, Any]:

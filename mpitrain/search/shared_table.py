@@ -65,10 +65,14 @@ class Turn:
             self.path.unlink()
 
 
+def _nobody(record: Record, table: Any) -> None:
+    """Hears of records where nobody wants to."""
+
+
 class SharedTable:
     """One group's copy of the table, which its first rank keeps; `told(record, table)` hears of each record in its order."""
 
-    def __init__(self, decisions: Decisions, journal: Journal, told: Callable[[Record, Any], object] = lambda record, table: None):
+    def __init__(self, decisions: Decisions, journal: Journal, told: Callable[[Record, Any], object] = _nobody):
         self.decisions, self.journal, self.told = decisions, journal, told
         self.turn = Turn(journal.path.parent)
         self.records: list[Record] = []                       # all of the journal, the header first

@@ -52,17 +52,9 @@ class Clock(Observer):
             self.set_up_s = None if self.ended is None else time.perf_counter() - self.ended - self.waited
 
     def close(self) -> None:
-        self.pause()
         self.ended, self.waited = time.perf_counter(), 0.0
-
-    def pause(self) -> None:
-        """Other things are done from here on."""
         if self._since is not None:
-            self.busy += time.perf_counter() - self._since
-            self._since = None
-
-    def go_on(self) -> None:
-        self._since = time.perf_counter()
+            self.busy, self._since = self.busy + self.ended - self._since, None
 
     def take(self) -> dict[str, Any]:
         """The seconds since the last outcome, for its record."""
@@ -82,20 +74,19 @@ class TrialRuns:
                  ask: Callable[[Callable[[], Record]], Job | None]):
         self.study, self.groups, self.process, self.costs, self.room, self.ask = study, groups, process, costs, room, ask
         self.clock = Clock()
-        self._job = Job(-1, {}, 0)                            # that is being trained
-        self._next: Job | None = None                         # that comes after it
         self._plan: Plan | None = None
 
     def train(self, job: Job) -> Job | None:
-        """Trains until the study has another job for this group. What ends a trial alike on its ranks is its outcome; all other
-        errors are raised."""
+        """Trains a trial to its rung and gives the group's next job. What ends a trial alike on its ranks is its outcome; all other
+        errors are raised. The study hears of an outcome when the trial's folder is free: another group may go on with it at once."""
         run: Run | None = None
-        self._job, self._next, self._plan = job, None, None
+        self._plan = None
         try:
             config = self._config(job)
             run = Run(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
             with run:
-                trained = run.train(resume="auto", observers=[self.clock], pauses=self._pauses)
+                trained = run.train(resume="auto", observers=[self.clock], pauses=lambda plan: self._pauses(job, plan),
+                                    alike=self.groups.comm.size > 1)
         except Exception as error:
             code = self._code(error)
             if code is None:
@@ -104,8 +95,8 @@ class TrialRuns:
                 run.close()
             message = error.message if isinstance(error, MpitrainError) else describe(error).message
             step = getattr(error, "step", None) or 0
-            return self.ask(lambda: self._failed(code, message, step))
-        return self._next if trained.paused else self.ask(lambda: self._finished(trained))
+            return self.ask(lambda: self._failed(job, code, message, step))
+        return self.ask(lambda: self._reached(job, config, trained))
 
     def _config(self, job: Job) -> Config:
         """The configuration of a job's trial. ConfigError, on all ranks, where it cannot be or would not fit."""
@@ -115,39 +106,23 @@ class TrialRuns:
         on_first(session.control, lambda: refuse_too_large(config, self.costs.inputs, session.mesh.lengths, self.room))
         return config
 
-    def _pauses(self, plan: Plan) -> Pauses:
-        epochs = self.study.rungs[self._job.rung:-1]
+    def _pauses(self, job: Job, plan: Plan) -> Pauses:
+        """The end of the job's rung, unless that is the trial's own end."""
         self._plan = plan
-        return Pauses([epoch * plan.steps_per_epoch for epoch in epochs], self._goes_on)
-
-    def _goes_on(self, step: int, metrics: dict[str, float]) -> bool:
-        """Whether the trial trains on at once: it has reached a rung, and the group's next job is the same trial's."""
-        self.clock.pause()
-        job = self._job
-        assert self._plan is not None and step == self.study.rungs[job.rung] * self._plan.steps_per_epoch
-        self._next = self.ask(lambda: self._reached(step, metrics))
-        self.clock.go_on()
-        goes_on = self._next is not None and self._next.trial == job.trial
-        if goes_on:
-            assert self._next is not None
-            self._job = self._next
-        return goes_on
+        epochs = self.study.rungs[job.rung:job.rung + 1] if job.rung < len(self.study.rungs) - 1 else ()
+        return Pauses([epoch * plan.steps_per_epoch for epoch in epochs], lambda step, metrics: False)
 
     # -- records, made by the group's first rank -------------------------------------------------------------------------
 
-    def _reached(self, step: int, metrics: Mapping[str, float], **more: Any) -> Record:
-        job, config = self._job, configured(self.study, self._job, self.groups.threads)
+    def _reached(self, job: Job, config: Config, trained: Trained) -> Record:
         assert self._plan is not None
-        folder, batch = self.study.trial_folder(job.trial), self._plan.batch_size
-        values = {**metrics, **self.costs.of_shapes(config), **self.costs.of_run(folder / "metrics.jsonl", step, batch)}
-        return result(job.trial, job.rung, values, samples=step * batch, **more, **self._about())
+        file, batch = self.study.trial_folder(job.trial) / "metrics.jsonl", self._plan.batch_size
+        values = {**trained.metrics, **self.costs.of_shapes(config), **self.costs.of_run(file, trained.steps, batch)}
+        return result(job.trial, job.rung, values, samples=trained.steps * batch, **trained.hashes, **self._about())
 
-    def _finished(self, trained: Trained) -> Record:
-        return self._reached(trained.steps, trained.metrics, **trained.hashes)
-
-    def _failed(self, code: str, message: str, step: int) -> Record:
+    def _failed(self, job: Job, code: str, message: str, step: int) -> Record:
         samples = step * self._plan.batch_size if self._plan is not None else 0
-        return failure(self._job.trial, self._job.rung, code, message, samples=samples, **self._about())
+        return failure(job.trial, job.rung, code, message, samples=samples, **self._about())
 
     def _about(self) -> dict[str, Any]:
         return {"group": self.groups.number, "time": time.time(), **self.clock.take()}
