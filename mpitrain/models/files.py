@@ -9,6 +9,7 @@ FILES = {
     "convnext": "convnext_tiny",
     "decoders": "llama",
     "efficientnet": "efficientnet_b0",
+    "elastic": "elastic_gpt elastic_mlp elastic_resnet",
     "encoder_decoder": "t5",
     "encoders": "bert distilbert",
     "fourier": "fno",

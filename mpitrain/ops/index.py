@@ -40,6 +40,16 @@ class Slice(Function):
         return AddAt.apply(grad, shape=ctx.shape, index=ctx.index)
 
 
+class Part(Slice):
+    """x[slices], copied: an array of its own, as others have that were never a part of something."""
+
+    views = False
+
+    @staticmethod
+    def forward(ctx: Context, x: Array, *, index: Any) -> Array:
+        return ctx.xp.ascontiguousarray(Slice.forward(ctx, x, index=index))
+
+
 class Gather(Function):
     """x[index] with arrays of integers or booleans, `chosen`, at those places of the index that are "array"."""
 
@@ -206,6 +216,11 @@ def getitem(x: Any, index: Any) -> Tensor:
         x = Slice.apply(x, index=first)
     places = tuple("array" if is_array(e) else e for e in chosen)
     return Gather.apply(x, *(e for e in chosen if is_array(e)), index=places)
+
+
+def part(x: Any, slices: tuple[slice, ...]) -> Tensor:
+    """A copy of ``x[slices]``, which kernels treat as an array that was made so."""
+    return Part.apply(as_tensor(x), index=slices)
 
 
 PLAIN = {int, slice, NoneType, EllipsisType}

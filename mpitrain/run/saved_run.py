@@ -15,6 +15,7 @@ from mpitrain.run.evaluating import InUse
 from mpitrain.run.ranks import Ranks
 
 if TYPE_CHECKING:
+    from mpitrain.run.paths import Paths
     from mpitrain.shrink.graph import Graph
     from mpitrain.shrink.importance import Importance
     from mpitrain.train.build.saved import SavedModel
@@ -53,6 +54,13 @@ class SavedRun(Ranks):
         """How much the loss of the first training rows depends on each channel of a whole saved model; equal on any ranks."""
         with self.at_work():
             return calibrating.sensitivities(self.config, self.open(), saved, graph, rows)
+
+    @contextmanager
+    def paths(self, source: Path, step: int | str | None = None) -> Iterator[Paths]:
+        """The paths of a saved supernet of the run in `source`; errors inside are as those of a method."""
+        from mpitrain.run.paths import Paths
+        with self.use(source, step) as used:
+            yield Paths(self.config, self.open(), used, self.process.pulse.span)
 
     def evaluate(self, source: Path, step: int | str | None = None) -> Evaluated:
         """The metrics, on the validation data, of a checkpoint of the run in the folder `source`."""

@@ -60,7 +60,7 @@ def search_of(table: Any, overrides: Iterable[str] = ()) -> SearchConfig:
     for key, least in LEAST.items():
         if getattr(search, key) < least:
             raise ConfigError(f"search.{key} must be at least {least}, found {getattr(search, key)}")
-    if search.trials == 0 and search.sampler != "grid":
+    if search.trials == 0 and search.sampler != "grid" and not search.population:
         raise ConfigError('search.trials is missing: the number of configurations to try; sampler = "grid" alone has a number of '
                           "its own")
     if search.order not in (orders := typing.get_args(KEYS["order"])):

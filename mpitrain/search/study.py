@@ -53,11 +53,19 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
         if groups.world.rank == 0:
             cleanup.callback(folder.close)
         cleanup.enter_context(process.recording(folder.path))
-        group = Group(study, groups, folder, process, told)
+        group = kind_of(study)(study, groups, folder, process, told)
         group.work()
         found = group.end()
         groups.close()
     return found
+
+
+def kind_of(study: Study) -> type[Group]:
+    """What a group of ranks does in a study: one trial after the other, or a member of a population from start to end."""
+    if study.search.population:
+        from mpitrain.search.members import Population  # few studies have one
+        return Population
+    return Group
 
 
 def prepare(study: Study, folder: StudyFolder, groups: Groups, *, resume: bool, overwrite: bool) -> None:

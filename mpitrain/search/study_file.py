@@ -148,6 +148,7 @@ def read_study(path: Path, overrides: list[str]) -> Study:
     tables = read_tables(path)
     if "search" not in tables:
         raise ConfigError("a study has a section [search], and this file has none; a single run is started with train", file=path)
+    from mpitrain.search.population import with_population  # it knows what samplers draw from
     ours = [override for override in overrides if override.startswith("search.")]
     others = [override for override in overrides if override not in ours]
     try:
@@ -157,7 +158,7 @@ def read_study(path: Path, overrides: list[str]) -> Study:
         tables = with_epochs(tables, search, others)
         base = config_of(copy.deepcopy(tables), others, path, path.resolve().parent)
         base.refuse_without_data()
-        search = with_rungs(search, base)
+        search = with_rungs(with_population(search, base), base)
         study = Study(path, tables, tuple(others), search, space, base, objectives_of(search, base))
         refuse_arguments(study)
         study = with_grid(study)

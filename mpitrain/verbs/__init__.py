@@ -75,6 +75,13 @@ def refuse_made(saved: SavedModel, what: str) -> None:
     refuse_adapters(saved)
 
 
+def refuse_supernet(saved: SavedModel, what: str) -> None:
+    """UsageError for a model of many paths, of which one would be cut, factored or quantized: `what`."""
+    if saved.model.elastic is not None:
+        raise UsageError(f"the run is a supernet, whose paths share their weights, and cannot be {what}; cut a path out of it "
+                         "first, which is a run of its own: mpitrain cut RUN --path smallest --out RUN2")
+
+
 def first_rows(saved: SavedModel, rows: int, *, tokens: int | None = None) -> Any:
     """The first training samples, as the model takes them, to record it with; of text no more than so many `tokens`."""
     import numpy as np

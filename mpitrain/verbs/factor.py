@@ -38,6 +38,7 @@ def run(options: Namespace, process: Process) -> int:
             raise UsageError(f"--{flag} must lie in (0, 1), found {value}")
     saved = load(options.folder, options.step, options.arguments)
     verbs.refuse_made(saved, "factored")
+    verbs.refuse_supernet(saved, "factored")
     ranks, about = _ranks(options, saved)
     if not ranks:
         raise UsageError("no layer of these has fewer numbers in two factors; give a smaller --rank or --energy"

@@ -41,6 +41,7 @@ def run(options: Namespace, process: Process) -> int:
     from mpitrain.train.build.adapted import refuse_adapters
     from mpitrain.train.build.saved import load
     saved = load(options.folder, options.step, options.arguments)
+    verbs.refuse_supernet(saved, "quantized")
     refuse_adapters(saved)
     folder = saved.config.folder
     chosen = choose(saved.model, options.format, options.skip, folder, options.least)

@@ -3,7 +3,7 @@
     [workers]               federation.Federation       comm.compress   observers.compression, observers.gathers
     [privacy]               privacy.Privacy             [average]       observers.averaging
     mesh.site, [[sync]]     levels.Sites                [shrink]        observers.pruning
-    a 1-bit optimizer       one_bit.OneBit
+    a 1-bit optimizer       one_bit.OneBit              a supernet      supernet.Supernet
 
 A run without such sections imports none of them.
 """
@@ -37,6 +37,9 @@ def extensions_of(config: Config, grid: Grid, inputs: Inputs, model: Module, los
     if optimizer(probe()).sends:
         from mpitrain.train.build.one_bit import OneBit
         found.append(OneBit())
+    if model.elastic is not None:
+        from mpitrain.train.build.supernet import Supernet
+        found.append(Supernet(config, grid, inputs, model, optimizer(probe())))
     if grid.n_sites > 1:
         from mpitrain.train.build.levels import Sites
         found.append(Sites())

@@ -38,6 +38,8 @@ def obstacle(pipeline: Pipeline, config: Config, policy: Policy) -> str:
         return "the memory of a bucket of gradients is another one's in each backward"
     if pipeline.channel.size > 1 and any(isinstance(module, SyncBatchNorm) for _, module in stage.model.named_modules()):
         return "the ranks send each other the statistics of synchronised batch norm through the host"
+    if stage.whole.elastic is not None:
+        return "the model is a supernet, each step of which takes another path"
     if mixtures(stage.model):
         return "the model has mixtures of experts, whose rows are counted on the host"
     if isinstance(config.data.x, dict):
