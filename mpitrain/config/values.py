@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal
 
+from mpitrain.config.energy_values import energy
 from mpitrain.config.federated import workers
 from mpitrain.config.messages import Refusal, toml, written
 from mpitrain.config.private import privacy
@@ -36,7 +37,7 @@ WORDS["comm.sharding"], WORDS["shrink.prune"] = POLICIES, ("", *PRUNERS)
 OWN = ("comm.sharding", "shrink.prune")                 # keys that may name a user's own thing, too
 
 PATHS = ("run.out", "data.path", "data.validation", "model.init_from", "optimizer.offload_folder", "distil.teacher",
-         "distil.predictions")
+         "distil.predictions", "energy.root")
 LONGEST_NAME, LONGEST_PATH = 255, 4095   # bytes: NAME_MAX of all file systems but a few, which have less; PATH_MAX less its last
 IN_A_RUN = 100                           # bytes of the longest path inside a run folder, and some to spare
 BY_LOCALE = (f"has letters that this locale, whose encoding is {sys.getfilesystemencoding()}, has not: set LC_ALL=C.UTF-8, or "
@@ -184,7 +185,7 @@ def times(config: Config) -> Iterator[Refusal]:
 
 
 VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, inputs, averages, words, one_thread, finite, times,
-          workers, privacy, *SHRINKING)
+          workers, privacy, energy, *SHRINKING)
 
 
 def _is_finite(value: Any) -> bool:
