@@ -62,6 +62,9 @@ class Record:
             raise ConfigError("this record of limits that a killed run has set is damaged; see that they are as they should be "
                               "(docs/energy.md), and remove it", file=self.path) from None
 
+    def holds(self) -> bool:
+        return os.fstat(self._file).st_size > len("{}")
+
     def write(self, about: Mapping[str, Any]) -> None:
         data = json.dumps(about).encode()
         os.pwrite(self._file, data, 0)
@@ -110,7 +113,7 @@ class Limits:
     """The knobs that are set, and their record."""
 
     def __init__(self, wanted: Mapping[str, float], root: Path, visible: str | None, run: int):
-        self.record = Record(record_of(root))
+        self.record, self._knobs = Record(record_of(root)), list[Knob]()
         try:
             self.said = undo_left(self.record)
             knobs = list(knobs_of(wanted, root, visible))
@@ -119,7 +122,9 @@ class Limits:
             self.said += set_all(knobs, lambda: self.record.write(
                 about | {"before": {knob.name: knob.read() for knob in self._knobs}}))
         except BaseException:
-            self.record.remove() if not self.record.read() else self.record.close()
+            if self._knobs and all(knob.before is None for knob in self._knobs):
+                self.record.write({})                        # what was set before one was refused is as it was
+            self.record.close() if self.record.holds() else self.record.remove()
             raise
 
     def undo(self) -> list[str]:

@@ -95,13 +95,13 @@ class GpuLimit:
         self.before: int | None = None
 
     def read(self) -> int:
-        return int(self._nvml.nvmlDeviceGetPowerManagementLimit(self._handle))
+        return int(self._ask(self._nvml.nvmlDeviceGetPowerManagementLimit))
 
     def shown(self, value: int) -> str:
         return f"{value / 1000:g} W"
 
     def refuse(self, value: int) -> None:
-        low, high = self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(self._handle)
+        low, high = self._ask(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints)
         if not low <= value <= high:
             bound = f"at most {self.shown(high)}" if value > high else f"at least {self.shown(low)}"
             raise ConfigError(f"{self.key} = {value / 1000:g} cannot be set: {self.name} takes {bound}; set {self.key} to that, or "
@@ -119,13 +119,18 @@ class GpuLimit:
             self.before = None
 
     def _write(self, value: int) -> None:
+        self._ask(self._nvml.nvmlDeviceSetPowerManagementLimit, value)
+
+    def _ask(self, function: Callable[..., Any], *value: int) -> Any:
         try:
-            self._nvml.nvmlDeviceSetPowerManagementLimit(self._handle, value)
+            return function(self._handle, *value)
         except self._nvml.NVMLError as error:
-            if getattr(error, "value", None) == self._nvml.NVML_ERROR_NO_PERMISSION:
+            if value and error.value == self._nvml.NVML_ERROR_NO_PERMISSION:
                 raise AccessError(f"{self.name}: this user may not set its power limit ({self.key}); an administrator would: sudo "
-                                  f"nvidia-smi -i {self.index} -pl {value / 1000:g}, and back after the run") from None
-            raise ConfigError(f"{self.name}: NVML does not set its power limit ({error}); leave {self.key} out") from None
+                                  f"nvidia-smi -i {self.index} -pl {value[0] / 1000:g}, and the same with {self.read() / 1000:g} "
+                                  "after the run") from None
+            raise ConfigError(f"{self.name}: its power limit cannot be {'set' if value else 'read'} by NVML ({error}); leave "
+                              f"{self.key} out") from None
 
 
 def number_in(path: Path) -> int:

@@ -46,6 +46,8 @@ class HostLimits:
         answer = self._ask("undo") if self.refused is None else {"said": []}
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
         self._process.wait()
         return list(answer.get("said", [LOST]))
 
