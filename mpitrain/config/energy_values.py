@@ -15,9 +15,6 @@ def energy(config: Config) -> Iterator[Refusal]:
     e = config.energy
     if e.source == "off":
         return
-    for key in ("idle_watts", "busy_watts"):
-        if (watts := getattr(e, key)) < 0:
-            yield f"energy.{key} must be at least 0, found {written(watts)}", (f"energy.{key}",)
     if not SHORTEST <= e.period_ms <= LONGEST:
         yield (f"energy.period_ms must lie between {written(SHORTEST)} and {written(LONGEST)}, found {written(e.period_ms)}",
                ("energy.period_ms",))

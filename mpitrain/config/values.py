@@ -30,7 +30,8 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "comm.compress_after": 0, "workers.count": 0, "workers.in_flight": 1, "workers.buffer": 1, "workers.staleness": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s",
-                "stop.min_delta", "workers.discount", "workers.spread")
+                "stop.min_delta", "workers.discount", "workers.spread", "energy.cap_watts", "energy.clock_mhz",
+                "energy.gpu_cap_watts", "energy.idle_watts", "energy.busy_watts")
 WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"], WORDS["shrink.prune"] = POLICIES, ("", *PRUNERS)

@@ -52,6 +52,7 @@ class Trained:
 class Run(Ranks):
     """A run of `config` on the ranks of `comm`."""
 
+    trains = True
     _survivors: Survivors | None = None
 
     def _opens(self, session: Session) -> None:
@@ -177,7 +178,8 @@ class Run(Ranks):
         trainer.observers += [memory, *asked]
         saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
                                      "mesh": about["mesh"], **kept})
-        about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
+        about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {}),
+                  **({"limits": self.limits} if self.limits else {})}
         if self._survivors is not None:
             about |= self._survivors.begin(session, job, saver)
 
