@@ -21,7 +21,7 @@ class Model:
     `idle` and `busy` are watts of the whole host, `cpu_seconds(pid)` what a process has used of its cores.
     """
 
-    kind, measured = "model", False
+    kind, measured, lag_s = "model", False, 0.0
 
     def __init__(self, idle: float, busy: float, pids: Sequence[int], *, cores: int | None = None,
                  clock: Callable[[], float] = time.monotonic, cpu_seconds: Callable[[int], float] | None = None):

@@ -31,7 +31,7 @@ def load() -> Any:
 class Gpus:
     """The counters of the GPUs at these addresses on the bus ("0000:17:00.0"), or of all GPUs of this host."""
 
-    kind, measured = "nvml", True
+    kind, measured, lag_s = "nvml", True, 0.0
 
     def __init__(self, addresses: Sequence[str] = (), nvml: Any = None):
         self.nvml = nvml = load() if nvml is None else nvml

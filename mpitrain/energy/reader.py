@@ -21,6 +21,9 @@ class Counter(Protocol):
     def kind(self) -> str: ...
     @property
     def measured(self) -> bool: ...
+    @property
+    def lag_s(self) -> float:
+        """By how many seconds its number is old, on average."""
     def joules(self) -> float:
         """Lost where they are not known any more."""
     def parts(self) -> dict[str, float]:
@@ -42,6 +45,10 @@ class Several:
     def measured(self) -> bool:
         return all(counter.measured for counter in self.counters)
 
+    @property
+    def lag_s(self) -> float:
+        return self.counters[0].lag_s
+
     def joules(self) -> float:
         return sum(counter.joules() for counter in self.counters)
 
@@ -56,12 +63,12 @@ class Several:
 class Reader:
     """Reads a counter every `period_s`, and whenever it is asked.
 
-    `phases()` gives the seconds of each of `n_phases` phases so far, added up over the ranks of the host, or None in the moment
-    in which a rank changes its phase. `why` says why the joules are unknown, "" while they are known; `known` is their number at
+    `phases(lag)` gives the seconds of each of `n_phases` phases until so long ago, added up over the ranks of the host, or None
+    in the moment in which a rank changes its phase. `why` says why the joules are unknown, "" while they are known; `known` is their number at
     the last good reading, `seconds` after the start.
     """
 
-    def __init__(self, counter: Counter, period_s: float, phases: Callable[[], Sequence[float] | None], n_phases: int,
+    def __init__(self, counter: Counter, period_s: float, phases: Callable[[float], Sequence[float] | None], n_phases: int,
                  clock: Callable[[], float] = time.monotonic):
         self.counter, self.period_s, self._phases, self._clock = counter, period_s, phases, clock
         self.fit = PowerFit(n_phases)
@@ -92,7 +99,7 @@ class Reader:
     def sample(self) -> None:
         """What the thread does each time: a reading, and what the phases took since the one before."""
         with self._lock:
-            joules, phases = self._read(), self._phases()
+            joules, phases = self._read(), self._phases(self.counter.lag_s)
             if joules is None or phases is None:
                 return
             if self._before is not None:

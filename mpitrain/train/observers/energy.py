@@ -111,8 +111,8 @@ class EnergyUse(Observer):
             if named or (self.config.root != EnergyConfig.root and error["kind"] == "no folder"):
                 raise made(error)
 
-    def _phases(self) -> list[float] | None:
-        return seconds_of_all(self.words)
+    def _phases(self, lag: float = 0.0) -> list[float] | None:
+        return seconds_of_all(self.words, lag=lag)
 
     def begin(self, run: Watched) -> None:
         self.run, self.more = run, run.more
