@@ -9,11 +9,12 @@ table by country is carbon.toml, with its source and years.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpitrain.errors import ConfigError, nearest
+from mpitrain.errors import ConfigError
 
 JOULES_A_KWH = 3.6e6
 TABLE = Path(__file__).with_name("carbon.toml")
@@ -38,13 +39,20 @@ def intensity(given: float | str) -> Intensity | None:
         countries = table()["countries"]
         found = countries.get(given.upper())
         if found is None:
-            names = {entry["name"]: code for code, entry in countries.items()}
-            by_name = next((code for name, code in names.items() if name.lower() == given.lower()), None)
-            guess = f' (did you mean "{by_name}"?)' if by_name else nearest(given.upper(), countries)
-            raise ConfigError(f'energy.carbon_g_per_kwh = "{given}" is no country of the table{guess}; give its two letters, or '
-                              "grams")
+            raise ConfigError(f'energy.carbon_g_per_kwh = "{given}" is no country of the table{_nearest(given, countries)}; give '
+                              "its two letters, or grams")
         return Intensity(float(found["grams"]), given.upper(), f"{table()['source']}, {found['name']} {found['year']}")
     return Intensity(given, "", "energy.carbon_g_per_kwh") if given else None
+
+
+def _nearest(given: str, countries: Mapping[str, Any]) -> str:
+    """`` (did you mean "DE" for Germany?)``: the closest by name or letters."""
+    import difflib  # few runs have a mistake
+    names = {entry["name"].lower(): code for code, entry in countries.items()}
+    close = [names[name] for name in difflib.get_close_matches(given.lower(), names, n=1)] \
+        or difflib.get_close_matches(given.upper(), [code for code in countries if code[0] == given[:1].upper()], n=1, cutoff=0.4)
+    return "".join(f' (did you mean "{code}" for {countries[code]["name"]}?)' for code in close) or \
+        f" (known: {', '.join(countries)})"
 
 
 def grams(joules: float, pue: float, grams_a_kwh: float) -> float:

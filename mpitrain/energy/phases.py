@@ -8,8 +8,8 @@ A phase of some milliseconds has few steps of the counter, so readings at its en
 many intervals of 50 ms, in which phases have different shares, the powers can be told apart: in a simulation whose counter moves
 once a millisecond, energies of phases of 3 to 24 ms came out within 0.1 %, from differences at their ends within 20 %.
 What a counter shows is half a step old on average (`lag`), and phases follow each other in one order, so the seconds are those of
-that moment: without it a recorded minute had forward 1 % too low. Only the normal equations are kept, so a long run takes no memory. Non-negative least squares are Lawson and Hanson's (Solving
-Least Squares Problems, 1974, chapter 23).
+that moment: without it a recorded minute had forward 1 % too low. Only the normal equations are kept, so a long run takes no
+memory. Non-negative least squares are Lawson and Hanson's (Solving Least Squares Problems, 1974, chapter 23).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PHASES = ("forward", "backward", "wait_for_gradients", "update", "data", "evalua
 ROWS = {"data": "data", "evaluation": "evaluation", "checkpoint": "checkpoint", "wait": "idle", "step": "other"}
 NAMES = {"forward": "forward", "backward": "backward", "weight": "backward", "gradients": "wait_for_gradients",
          "exchange": "idle"}                      # the first word of a span of the row "compute"
-STARTED, PLACE, BEGAN, LAST, FIRST = range(5)     # words of a rank: when it started, its phase, since when, the one before; seconds
+STARTED, PLACE, BEGAN, LAST, FIRST = range(5)     # words of a rank: its start, its phase, since when, the one before; seconds
 WORDS = FIRST + len(PHASES)
 AT_ONCE = 256                                     # intervals that are added up together
 NOTHING = nullcontext()

@@ -64,8 +64,8 @@ class Reader:
     """Reads a counter every `period_s`, and whenever it is asked.
 
     `phases(lag)` gives the seconds of each of `n_phases` phases until so long ago, added up over the ranks of the host, or None
-    in the moment in which a rank changes its phase. `why` says why the joules are unknown, "" while they are known; `known` is their number at
-    the last good reading, `seconds` after the start.
+    in the moment in which a rank changes its phase. `why` says why the joules are unknown, "" while they are known; `known` is
+    their number at the last good reading, `seconds` after the start.
     """
 
     def __init__(self, counter: Counter, period_s: float, phases: Callable[[float], Sequence[float] | None], n_phases: int,
