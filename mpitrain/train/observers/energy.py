@@ -133,8 +133,8 @@ class EnergyUse(Observer):
 
     def _numbers(self, step: int) -> dict[str, Any]:
         """The fields of a line, since the line before. It communicates."""
-        joules = self._joules()
         now = perf_counter()
+        joules = self._joules()
         used, seconds = joules - self._told, now - self._since
         self._told, self._since = joules, now
         known = ~np.isnan(used)
