@@ -3,8 +3,8 @@
     python benchmarks/slack.py                                    # 4 stages, one 30 % longer, a table made by formula
     python benchmarks/slack.py profile.csv --micro 16             # a table in Zeus's CSV
 
-Both get the same table, the same 1F1B graph, and are judged by the same simulator: seconds of a step, joules with waiting. `lowtime`
-fits an exponential to each stage's clocks and shortens critical paths unit by unit; it counts time in units of --unit seconds.
+Both get the same table, the same 1F1B graph, and are judged by the same simulator: seconds of a step, joules with waiting.
+`lowtime` fits an exponential to each stage's clocks and shortens critical paths unit by unit, in units of --unit seconds.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mpitrain.schedules.clocks import Clock, Table, read_table, stages_in
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_check import flow
-from mpitrain.schedules.slack import Clock, Clocks, Pipeline, Table, front_of, read_table, stages_in
+from mpitrain.schedules.slack import Clocks, Pipeline, at_time, front_of
 
 
 def made_table(n_stages: int = 4, longer: float = 1.3, n_clocks: int = 20) -> Table:
-    """Clocks from 1410 MHz down in steps of 30; a fifth of the time is memory's, and the watts above 90 go with f^2.4. The last stage
-    works `longer`."""
+    """Clocks from 1410 MHz down in steps of 30; a fifth of the time is memory's, and the watts above 90 go with f^2.4. The last
+    stage works `longer`."""
     table: Table = {}
     for stage in range(n_stages):
         for kind, seconds in (("F", 0.04), ("B", 0.08)):
@@ -62,8 +63,8 @@ def by_lowtime(pipeline: Pipeline, table: Table, unit: float) -> Clocks:
     dag.graph["source_node"], dag.graph["sink_node"] = 0, 1
     for _ in PhillipsDessouky(dag).run():
         pass
-    return pipeline.simulated({(stage, action): table[action.chunk * pipeline.n_stages + stage, action.kind][operation.assigned_knob]
-                               for (stage, action), operation in operations.items()})
+    return pipeline.simulated({(stage, action): table[action.chunk * pipeline.n_stages + stage, action.kind][chosen.assigned_knob]
+                               for (stage, action), chosen in operations.items()})
 
 
 def compared(pipeline: Pipeline, table: Table, unit: float) -> tuple[Clocks, Clocks]:
@@ -71,7 +72,6 @@ def compared(pipeline: Pipeline, table: Table, unit: float) -> tuple[Clocks, Clo
     theirs = by_lowtime(pipeline, table, unit)
     corners = list(pipeline.network.corners())
     wanted = max(theirs.seconds, pipeline.highest().seconds)
-    from mpitrain.schedules.slack import at_time
     return theirs, pipeline.within(at_time(corners[::-1], wanted), wanted)
 
 
@@ -90,8 +90,9 @@ def main() -> None:
     front = front_of(made())
     ours_s = time.perf_counter() - began
     print(f"highest clocks {front.highest.seconds:.4f} s {front.highest.joules:9.2f} J")
-    print(f"by slack       {front.fastest.seconds:.4f} s {front.fastest.joules:9.2f} J   {1 - front.fastest.joules / front.highest.joules:.2%} "
-          f"less; at least {front.least:.2f} J for any clocks; the front took {ours_s:.2f} s")
+    saved = 1 - front.fastest.joules / front.highest.joules
+    print(f"by slack       {front.fastest.seconds:.4f} s {front.fastest.joules:9.2f} J   {saved:.2%} less; any clocks need "
+          f"{front.least:.2f} J or more; the front took {ours_s:.2f} s")
     try:
         began = time.perf_counter()
         theirs, ours = compared(made(), table, options.unit)

@@ -1,13 +1,9 @@
 """Lower clocks where a pipeline waits anyway: the same step for less energy (Perseus: Chung et al., arXiv:2312.06902).
 
 Stages of a pipeline wait for each other: at its ends, and all but the slowest one in between. An action that others do not wait
-for may run at a lower clock, where it takes longer and less energy. Which ones, and how much lower, `time_cost` says for the whole
-front of time and energy; then each action gets a clock that its stage has, none slower than that allows, and what is left of its
-slack is used up, the most joules first. A table gives the seconds and joules of each stage's forward and backward at each clock,
-in the file that Zeus's profiler writes:
-
-    stage,instruction,frequency,time,energy          MHz, seconds and joules of one micro-batch; instructions "forward",
-    0,forward,1410,0.0412,11.9                       "backward", and "weight" where a schedule has weight gradients apart
+for may run at a lower clock, where it takes longer and less energy. Which ones, and how much lower, `time_cost` says for the
+whole front of time and energy; then each action gets a clock that its stage has, none slower than that allows, and what is left
+of its slack is used up, the most joules first. A table (`clocks`) gives seconds and joules of each stage's actions at each clock.
 
 While a stage waits it draws `idle_watts`; the energy of a step has that, too.
 """
@@ -15,34 +11,21 @@ While a stage waits it draws `idle_watts`; the energy of a step has that, too.
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
-from mpitrain.errors import ConfigError, DataError, MissingError, nearest
+from mpitrain.schedules.clocks import COLUMNS, WORD, Clock, Table, refuse_incomplete
 from mpitrain.schedules.pipeline import Action, Schedule
 from mpitrain.schedules.pipeline_check import checked_programs, flow, splits_backward
 from mpitrain.schedules.pipeline_simulate import Cost, Timeline, simulate_pipeline
 from mpitrain.schedules.time_cost import Activity, Corner, Network, convex
 
-COLUMNS = ("stage", "instruction", "frequency", "time", "energy")
-KIND = {"forward": "F", "backward": "B", "weight": "W"}
-WORD = {kind: word for word, kind in KIND.items()}
 SAME = 1e-9                                # steps that differ by less, relatively, take the same time
 
 
-class Clock(NamedTuple):
-    """A clock in MHz, and the seconds and joules of an action at it."""
-
-    frequency: float
-    seconds: float
-    joules: float
-
-
-Table: TypeAlias = dict[tuple[int, str], list[Clock]]         # (virtual stage, "F", "B" or "W") -> clocks, the fastest action first
 Place: TypeAlias = tuple[int, Action]                         # a stage and its action
 
 
@@ -70,59 +53,6 @@ class Front:
     fastest: Clocks
     points: list[Clocks]
     least: float
-
-
-def read_table(path: Path) -> Table:
-    """The table in a file. DataError for one that cannot be understood, with its line."""
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
-    except FileNotFoundError:
-        raise MissingError("no such table of clocks; Zeus's profiler writes one: stage,instruction,frequency,time,energy",
-                           file=path) from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"not a table of clocks in CSV: {error}", file=path) from None
-    missing = [name for name in COLUMNS if not rows or rows[0].get(name) is None]
-    if missing:
-        raise DataError(f"a table of clocks has the columns {','.join(COLUMNS)} and rows, found no {missing[0]}", file=path)
-    table: Table = {}
-    for number, row in enumerate(rows, start=2):
-        table.setdefault(*clock_in(row, path, number, table))
-    for clocks in table.values():
-        clocks.sort(key=lambda clock: (clock.seconds, clock.joules))
-    return table
-
-
-def clock_in(row: Mapping[str, str | None], path: Path, line: int, table: Table) -> tuple[tuple[int, str], list[Clock]]:
-    """Adds the clock of a row to those of its stage and instruction, and gives these."""
-    word = (row["instruction"] or "").strip().lower()
-    if word not in KIND:
-        raise DataError(f'line {line}: the instruction "{word}" is not there{nearest(word, KIND)}', file=path)
-    numbers = []
-    for name in ("stage", "frequency", "time", "energy"):
-        try:
-            numbers.append(float(row[name] or ""))
-        except ValueError:
-            numbers.append(math.nan)
-        if not 0 <= numbers[-1] < math.inf or (name == "stage" and numbers[-1] % 1) or (name in ("frequency", "time")
-                                                                                       and not numbers[-1]):
-            what = "a whole number from 0 on" if name == "stage" else "more than 0" if name != "energy" else "0 or more"
-            raise DataError(f'line {line}: {name} must be {what}, found "{row[name]}"', file=path)
-    stage, frequency, seconds, joules = numbers
-    clocks = table.get((int(stage), KIND[word]), [])
-    if any(clock.frequency == frequency for clock in clocks):
-        raise DataError(f"line {line}: {frequency:g} MHz of {word} on stage {int(stage)} are there twice", file=path)
-    clocks.append(Clock(frequency, seconds, joules))
-    return (int(stage), KIND[word]), clocks
-
-
-def write_table(path: Path, table: Table) -> None:
-    """The table in a file that `read_table` and Zeus read."""
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(COLUMNS)
-        for (stage, kind), clocks in sorted(table.items()):
-            writer.writerows((stage, WORD[kind], f"{clock.frequency:g}", repr(clock.seconds), repr(clock.joules)) for clock in clocks)
 
 
 def write_clocks(path: Path, clocks: Clocks) -> None:
@@ -277,24 +207,13 @@ def cheapest(clocks: Sequence[Clock], seconds: float, idle_watts: float) -> Cloc
     return fit[-1] if fit else clocks[0]
 
 
-def refuse_incomplete(table: Table, n_stages: int, kinds: str) -> None:
-    missing = next(((stage, kind) for stage in range(n_stages) for kind in kinds if not table.get((stage, kind))), None)
-    if missing is not None:
-        raise ConfigError(f"the table of clocks has no {WORD[missing[1]]} of stage {missing[0]}, and the pipeline has {n_stages} "
-                          f"stages of {', '.join(WORD[kind] for kind in kinds)}; profile that, too")
-
-
-def stages_in(table: Table) -> int:
-    return 1 + max(stage for stage, _ in table)
-
-
 def lines_of(front: Front, pipeline: Pipeline, samples: int = 0, replicas: int = 1) -> Iterator[str]:
     """The front in words: `samples` of a step, for joules a sample, and the ranks that do each stage's work alike."""
     high, fast = front.highest, front.fastest
     saved = 1 - fast.joules / high.joules if high.joules else 0.0
     bound = 1 - front.least / high.joules if high.joules else 0.0
-    yield (f"{pipeline.n_stages} stages, {pipeline.n_micro} micro-batches: at the highest clocks a step takes {high.seconds:.4g} s "
-           f"and {replicas * high.joules:.4g} J")
+    yield (f"{pipeline.n_stages} stages, {pipeline.n_micro} micro-batches: at the highest clocks a step takes "
+           f"{high.seconds:.4g} s and {replicas * high.joules:.4g} J")
     yield (f"the same step at clocks by slack: {fast.seconds:.4g} s, {replicas * fast.joules:.4g} J, {saved:.1%} less (no clocks "
            f"could save more than {bound:.1%})")
     if not pipeline.idle_watts:

@@ -1,12 +1,12 @@
 """The least cost of a set of activities for every time in which all of them can be done: the whole front at once.
 
-An activity takes between its fastest and its slowest time, and costs more the faster it is: a convex polyline. Some follow others.
-The least total cost within T seconds is a linear program; its dual is a flow from the first event to the last, of which an
-activity bears as much as it costs to make it a second shorter. So a flow along longest paths, augmented until none is longer than
-T, visits every corner of the front, from the slowest to the fastest (Fulkerson, "A network flow computation for project cost
+An activity takes between its fastest and its slowest time, and costs more the faster it is: a convex polyline. Some follow
+others. The least total cost within T seconds is a linear program; its dual is a flow from the first event to the last, of which
+an activity bears as much as it costs to make it a second shorter. So a flow along longest paths, augmented until none is longer
+than T, visits every corner of the front, from the slowest to the fastest (Fulkerson, "A network flow computation for project cost
 curves", 1961; Phillips and Dessouky (1977) cut the critical paths step by step instead, as `lowtime` does).
 
-All numbers inside are integers, of TICK seconds and GRAIN watts, so paths of equal length are equal and nothing is lost to rounding.
+All numbers inside are integers, of TICK seconds and GRAIN watts: paths of equal length are equal, and rounding adds nothing up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Corner(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """From one event to another: (seconds, joules) from the fastest to the slowest, on a convex polyline. A single one is fixed."""
+    """From one event to another: (seconds, joules) from the fastest to the slowest, on a convex polyline; one alone is fixed."""
 
     tail: int
     head: int
