@@ -34,6 +34,7 @@ class RunFolder:
         self.config, self.metrics, self.run_json, self.trace, _ = (self.path / name for name in FILES)
         self.checkpoints = self.path / "checkpoints"
         self.errors = self.path / "errors"
+        self.inner = self.checkpoints                     # the folder inside that `open` makes
         self._lock_path = self.path / "lock"
         self._lock: int | None = None
         self._is_locked, self._signed = False, ""
@@ -68,7 +69,7 @@ class RunFolder:
                     refuse_strangers(folder)
             if overwrite:
                 self._delete_ours()
-            make_folder(self.checkpoints)
+            make_folder(self.inner)
         except OSError as error:
             self.close()
             raise storage_error(error, "preparing the run folder", self.path) from error

@@ -80,17 +80,26 @@ class Mesh(Grid):
         self._nodes.append(Node(comm, self.progress))
         return self._nodes[-1]
 
+    def mark(self) -> tuple[int, int, int]:
+        """What there is now, for `release`."""
+        return len(self._channels), len(self._nodes), self.progress.watched
+
+    def release(self, mark: tuple[int, int, int]) -> None:
+        """Free channels and shared memory that were made since `mark`; collective. Nothing of them may be in flight."""
+        channels, nodes, watched = mark
+        self.progress.close()
+        self.progress.forget(watched)
+        for channel in reversed(self._channels[channels:]):
+            channel.close()
+        for node in reversed(self._nodes[nodes:]):
+            node.close()
+        del self._channels[channels:], self._nodes[nodes:]
+
     def close(self) -> None:
         """Free every channel, shared memory and communicator; collective."""
-        self.progress.close()
-        for channel in reversed(self._channels):
-            channel.close()
-        for node in reversed(self._nodes):
-            node.close()
-        self._nodes.clear()
+        self.release((0, 0, 0))
         for comm in (*self._subsets.values(), self._grid):
             comm.Free()
-        self._channels.clear()
         self._subsets.clear()
 
     def abandon(self) -> None:

@@ -20,6 +20,7 @@ from mpitrain.config.values import check_values
 from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
 
 BUILT_IN = Path(__file__).parents[1] / "digits.toml"
+OF_A_STUDY = ("search", "space")     # sections of a study, which `search` reads
 LARGEST_FILE = 1 << 20               # bytes; the longest that is known, with a plan for each layer, has 20 kB
 DEEPEST = 32                         # lists and tables inside each other; what recurses into values bears a thousand
 TOO_DEEP = f"lists and tables stand more than {DEEPEST} deep inside each other"
@@ -50,7 +51,17 @@ def made_config(tables: Mapping[str, Any], overrides: list[str], name: str) -> C
 
 
 def _load(source: Path, overrides: list[str], folder: Path) -> Config:
-    tables = _read(source)
+    tables = read_tables(source)
+    for name in OF_A_STUDY:
+        if name in tables:
+            raise ConfigError(f"[{name}] makes this file a study of many runs: start it with search "
+                              f"(mpirun -n 2 python -m mpitrain search {source.name})", file=source)
+    return config_of(tables, overrides, source, folder)
+
+
+def config_of(tables: dict[str, Any], overrides: list[str], source: Path, folder: Path) -> Config:
+    """The configuration of the tables of the file `source`, which are changed, with overrides on top; data and code are found
+    from `folder`. Errors as of `load_config`."""
     if isinstance(tables.get("sync"), list):                  # [[sync]], as often as there are levels; overrides name the key
         tables["sync"] = {"levels": tables["sync"]}
     for name, table in tables.items():
@@ -79,7 +90,8 @@ def _config(tables: dict[str, Any], overrides: list[str], source: Path, folder: 
     return config
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a file, as they stand there. MissingError, AccessError or ConfigError where they cannot be read."""
     try:
         with open(path, "rb") as file:
             text = file.read(LARGEST_FILE + 1)

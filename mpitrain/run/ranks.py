@@ -29,19 +29,22 @@ class Ranks(AbstractContextManager["Ranks"]):
     ranks of a run meet alike (a wrong configuration) is raised, and leaves other runs alone; one that a rank of several meets by
     itself, in a method or in the run's `with` block, ends the whole job, since the others would wait for that rank. `process` has
     the request to stop. `files` gives the result of `session.look_at_files` if a program has looked before it started MPI.
+    `after` is the open session of these ranks that other runs used, with the same data and mesh: what it has found out is used
+    again, and it stays open.
     UsageError, on all ranks alike, without a communicator and after `close`.
     """
 
     trains = False                                           # whether [energy]'s limits are set for these ranks
 
     def __init__(self, config: Config, comm: Any, *, process: Process | None = None, quiet: bool = False,
-                 files: Callable[[], Any] | None = None):
+                 files: Callable[[], Any] | None = None, after: Session | None = None):
         with guard.symmetric():
             if not comm or not hasattr(comm, "Create_cart"):
                 raise UsageError(f"a run needs the communicator of its ranks, such as start().comm, found {comm!r}; a rank "
                                  "without one (MPI.COMM_NULL) makes no Run")
         self.config, self.comm, self.process, self.quiet = config, comm, process or Process(), quiet
         self._files = files or (lambda: look_at_files(config))
+        self._after = after
         self._session: Session | None = None
         self._closed = False
         self.limits: list[str] = []                          # what is set on the hosts for this run, a line each
@@ -76,7 +79,7 @@ class Ranks(AbstractContextManager["Ranks"]):
                 raise UsageError(f"this run is closed; make another one: {type(self).__name__}(config, comm)")
         if self._session is None:
             self.process.pulse.opens()
-            self._session = Session(self.config, self.comm)
+            self._session = Session(self.config, self.comm, self._after)
             self.process.tells_others = self._session.mesh.revoke
             self._opens(self._session)
             self._session.open(self.config, self._files, self.process.pulse)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,9 @@ from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job
 from mpitrain.train.build.from_config import build, checkpoint_folder, make_rate, observers_of
 from mpitrain.train.build.model import make_model
+from mpitrain.train.build.settings import can_leave_out
 from mpitrain.train.evaluate import named_tables
+from mpitrain.train.intervals import Pauses, Plan, evaluated_where
 from mpitrain.train.machine import environment
 from mpitrain.train.observers.beats import Beats
 from mpitrain.train.observers.log import plain_values
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trained:
-    """The results of a run, equal on all its ranks: the last evaluation, and the hashes of run.json."""
+    """The results of a run, equal on all its ranks: the last evaluation, and the hashes of run.json. A run that is `paused` has
+    a checkpoint to go on from."""
 
     steps: int
     metrics: dict[str, float]
     hashes: dict[str, str]
+    paused: bool = False
 
 
 class Run(Ranks):
@@ -54,6 +58,7 @@ class Run(Ranks):
 
     trains = True
     _survivors: Survivors | None = None
+    _alike = False
 
     def _opens(self, session: Session) -> None:
         if self._survivors is not None:
@@ -63,20 +68,25 @@ class Run(Ranks):
         session.close() if self._survivors is None else self._survivors.close(session)
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
-              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False) -> Trained:
+              observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False,
+              pauses: Callable[[Plan], Pauses] | None = None, alike: bool = False) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
+
+        `pauses(plan)` says where the run may pause, with a checkpoint from which `resume` goes on with the bits of a run that did
+        not. With `alike`, a step that is not finite ends the run on all its ranks alike, so that a program of several runs can go
+        on: NumericsError, which without it a rank raises alone.
 
         `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
         may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
         Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
-        folder = RunFolder(self.config.run.out)
+        folder, self._alike = RunFolder(self.config.run.out), alike
 
         def once(comm: Any) -> Trained:
             if comm is None:
-                return self._train(folder, resume, overwrite, profile, observers, change, strict)
+                return self._train(folder, resume, overwrite, profile, observers, change, strict, pauses)
             self._go_on_with(comm)
-            return self._train(folder, "auto", False, profile, observers, change, False)
+            return self._train(folder, "auto", False, profile, observers, change, False, pauses)
 
         with self.at_work():
             if self.config.train.on_lost == "stop" or self.comm.size == 1:      # nobody goes on without the only one
@@ -94,7 +104,7 @@ class Run(Ranks):
         self.config = changed(self.config, mesh={"dp": 0})
 
     def _train(self, folder: RunFolder, resume: str | None, overwrite: bool, profile: bool, observers: Sequence[Observer],
-               change: Sequence[str], strict: bool) -> Trained:
+               change: Sequence[str], strict: bool, pauses: Callable[[Plan], Pauses] | None) -> Trained:
         with ExitStack() as cleanup:
             session = self.open()
             found = None
@@ -102,6 +112,9 @@ class Run(Ranks):
                 self._take(session, folder, resume, overwrite, cleanup)
                 found = self._find(session, folder, change, strict)
             job = self._build(session, found)
+            if pauses is not None:
+                with guard.symmetric():
+                    job.trainer.pauses = evaluated_where(pauses(job.plan), job.plan)
             forecast = predict_memory(self.config, session, job)
             job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
@@ -143,7 +156,11 @@ class Run(Ranks):
         stages = config.mesh.stages if continued is None else \
             measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
-            job = build(config, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
+            looks = self._alike and can_leave_out(config)     # each step's norm is looked at, and with it all ranks' losses
+            job = build(changed(config, train={"on_nan": "skip"}) if looks else config, session.inputs, session.mesh, stages=stages,
+                        quiet=self.quiet)
+            if looks:
+                job.trainer.bad_steps.most_in_a_row = 1
             if config.distil.teaches:
                 from mpitrain.train.build.teacher import give_teacher  # few runs have one
                 give_teacher(job, config, session.inputs)
@@ -205,10 +222,11 @@ class Run(Ranks):
         metrics = trainer.fit()
         if trainer.evaluator is not None and trainer.evaluator.tables:
             tables = named_tables(trainer.evaluator.tables, session.inputs)
-        ended = {"ended": {"step": trainer.update.step, "reason": trainer.over}} if trainer.over else {}
-        hashes = job.state.hashes()
+        paused, steps = trainer.paused, trainer.update.step
+        ended = {"ended": {"step": steps, "reason": trainer.over}} if trainer.over and not paused else {}
+        hashes = {} if paused else job.state.hashes()
         record = about | hashes | trainer.bad_steps.record() | {
-            "status": "done", "steps": trainer.update.step, **ended, "seconds": round(time.time() - began, 3),
+            "status": "paused" if paused else "done", "steps": steps, **ended, "seconds": round(time.time() - began, 3),
             "metrics": plain_values(metrics) | tables, "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 
         def end() -> None:
@@ -217,4 +235,4 @@ class Run(Ranks):
             if refused:
                 raise ConfigError(f"{refused[0]}; the run is done, and run.json has all but that", file=folder.run_json)
         on_first(control, end)
-        return Trained(trainer.update.step, metrics, hashes)
+        return Trained(steps, metrics, hashes, paused)

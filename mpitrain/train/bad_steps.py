@@ -34,6 +34,7 @@ class BadSteps:
     def __init__(self, loader: Loader, channel: Objects):
         self.loader, self.channel = loader, channel
         self.go_back: Callable[[], int] | None = None
+        self.most_in_a_row = MOST_IN_A_ROW
         self.rewinds: list[dict[str, Any]] = []               # {"step": the step that was not finite, "to": the checkpoint's}
         self.skipped, self._in_a_row, self._last, self._fruitless = 0, 0, 0, 0
 
@@ -82,8 +83,12 @@ class BadSteps:
         undone = "no parameter was changed" if to is None else \
             f"the run goes on from the checkpoint of step {to}, without what was learnt since"
         tell(f"step {step}  left out: {said(causes[0])}; {undone}; {self.skipped} left out so far")
-        if self._in_a_row >= MOST_IN_A_ROW or self._fruitless > MOST_REWINDS:
-            often = f"{MOST_IN_A_ROW} steps in a row were not finite" if to is None else \
+        if self.most_in_a_row == 1:
+            with guard.symmetric():
+                raise NumericsError(f"{said(causes[0])}; no parameter was changed in this step; try a smaller optimizer.lr, or "
+                                    "optimizer.clip_norm", step=step)
+        if self._in_a_row >= self.most_in_a_row or self._fruitless > MOST_REWINDS:
+            often = f"{self.most_in_a_row} steps in a row were not finite" if to is None else \
                 f"after {MOST_REWINDS} returns to saved states, the last one that of step {to}, training is not finite again"
             with guard.symmetric():
                 raise NumericsError(f"{often}, the last one because {said(causes[0])}; resume from "

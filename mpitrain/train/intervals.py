@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from mpitrain.errors import ConfigError
 
 NO_TALLY = np.zeros(0)
 
@@ -33,6 +36,14 @@ class Step(NamedTuple):
     @property
     def loss(self) -> float:
         return float(self.mean)
+
+
+class Pauses(NamedTuple):
+    """The `steps` after which a run saves a checkpoint and asks whether it goes on: `goes_on(step, metrics)` answers alike on all
+    ranks. It is asked at once where a run is resumed at such a step."""
+
+    steps: Collection[int]
+    goes_on: Callable[[int, dict[str, float]], bool]
 
 
 @dataclass
@@ -63,3 +74,12 @@ class Plan:
 
     def _is_due(self, every: int, step: int) -> bool:
         return step == self.steps or (bool(every) and step % every == 0)
+
+
+def evaluated_where(pauses: Pauses, plan: Plan) -> Pauses:
+    """The same pauses. ConfigError for a step that no evaluation follows, of whose metrics nobody would know."""
+    for step in pauses.steps:
+        if not plan.evaluates(step):
+            raise ConfigError(f"the run may pause after step {step}, and train.eval_every = {plan.eval_every} evaluates at other "
+                              "steps; leave train.eval_every out, which evaluates after each epoch")
+    return pauses

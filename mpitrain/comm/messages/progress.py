@@ -65,6 +65,16 @@ class Progress:
         """Let `in_flight` call `ask`, which tells of calls that block without being added here."""
         self._blocking.append(ask)
 
+    @property
+    def watched(self) -> int:
+        """The number of such functions."""
+        return len(self._blocking)
+
+    def forget(self, since: int) -> None:
+        """Asks only the first `since` of them from now on, and tells nobody what has landed: the others' channels are freed."""
+        del self._blocking[since:]
+        self.landed = None
+
     def __len__(self) -> int:
         return len(self._works)
 

@@ -1,0 +1,108 @@
+"""What a trial costs, beside the metrics of its evaluations.
+
+    parameters   of the whole model, from its shapes
+    flops        two for each multiply-add of a sample's forward pass, from its shapes (`plan.flops`)
+    ms           the median of its training steps, by the clock of its first rank: the step_s of its metrics.jsonl
+    J            joules so far of [energy]: those a sample in its metrics.jsonl, times the samples that it has trained, times this
+                 trial's part of the ranks, since a counter counts all that its host does
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpitrain.backend import CPU
+from mpitrain.backend.memory import available
+from mpitrain.config import Config
+from mpitrain.errors import ConfigError
+from mpitrain.nn.by_name import ByName
+from mpitrain.parallel.pipeline.feed import Feed
+from mpitrain.placement.place import place
+from mpitrain.plan.flops import count
+from mpitrain.plan.memory import forecast_of
+from mpitrain.schedules.grid import Grid
+from mpitrain.search.front import Objective
+from mpitrain.train.build.inputs import Inputs
+from mpitrain.train.build.model import make_model
+from mpitrain.train.build.sizes import with_sizes
+
+SMALL = 8               # a model whose parameters and gradients take less than 1/SMALL of the memory needs no forecast
+
+
+class Costs:
+    """The costs that a study asks for; `share` is the part of a host's ranks that a trial has there."""
+
+    def __init__(self, objectives: Sequence[Objective], inputs: Inputs, share: float):
+        self.asked = {one.name for one in objectives}
+        self.inputs, self.share = inputs, share
+
+    def of_shapes(self, config: Config) -> dict[str, int]:
+        """`parameters` and `flops`, where they are objectives."""
+        found: dict[str, int] = {}
+        if self.asked & {"parameters", "flops"}:
+            model = make_model(with_sizes(config, self.inputs))
+            found["parameters"] = model.count_parameters()
+            if "flops" in self.asked:
+                sample = Feed(CPU, np.dtype("float32"), tokens=self.inputs.tokens).tensors(self.inputs.sample()[0])
+                found["flops"] = 2 * count(model, sample if isinstance(sample, ByName) else sample.array).forward
+        return found
+
+    def of_run(self, metrics: Path, step: int, batch: int) -> dict[str, float]:
+        """`ms`, and `J` where it is known, of a trial after a step. ConfigError where an objective is not there."""
+        lines = _steps(metrics, step)
+        found: dict[str, float] = {}
+        if lines:
+            found["ms"] = 1e3 * statistics.median(line["step_s"] for line in lines)
+        elif "ms" in self.asked:
+            raise ConfigError(f"-ms is read from metrics.jsonl, which has no line of the first {step} steps; set log.every to "
+                              f"{step} or less", file=metrics)
+        rates = [line["joules_per_sample"] for line in lines if line.get("joules_per_sample") is not None]
+        if rates:
+            found["J"] = statistics.fmean(rates) * step * batch * self.share
+        elif "J" in self.asked:
+            raise ConfigError("-J cannot be an objective: the joules of this trial are unknown, since no counter can be read on "
+                              "these hosts; set energy.source, or take it out of search.objective", file=metrics)
+        return found
+
+
+def refuse_without_joules(objectives: Sequence[Objective], config: Config) -> None:
+    """ConfigError where joules are an objective and nothing counts them."""
+    energy: Any = getattr(config, "energy", None)
+    if any(one.name == "J" for one in objectives) and (energy is None or energy.source == "off"):
+        raise ConfigError('-J cannot be an objective while energy.source = "off": the joules of every trial would be unknown; set '
+                          'energy.source = "auto"')
+
+
+def memory_of_a_rank(ranks_of_host: int) -> int:
+    """Bytes that each of the ranks of this host may take."""
+    return available() // ranks_of_host
+
+
+def refuse_too_large(config: Config, inputs: Inputs, lengths: Mapping[str, int], room: int) -> None:
+    """ConfigError, E_MEMORY, where a rank of a mesh of these lengths would need more than `room` bytes for this run. Nothing large
+    is allocated."""
+    config, mesh = with_sizes(config, inputs), config.mesh
+    rough = 2 * np.dtype(np.float32).itemsize * make_model(config).count_parameters() // (mesh.pp * mesh.tp * mesh.ep)
+    if rough * SMALL < room:
+        return
+    found = forecast_of(config, place(make_model(config), Grid(dict(lengths)), mesh, config.train, config.comm), inputs)
+    most = max([rough, *(use.pool or 0 for use in found.stages)])
+    if most > room:
+        raise ConfigError(f"a rank would need {most >> 20} MiB, and {room >> 20} MiB are free for each; cut the model "
+                          "in [mesh], give a trial more ranks, or take the value out of [space]", code="E_MEMORY")
+
+
+def _steps(metrics: Path, step: int) -> list[dict[str, Any]]:
+    """The lines of training steps until `step`; a line in the making is none."""
+    try:
+        lines = metrics.read_bytes().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return []
+    found = [json.loads(line) for line in lines]
+    return [line for line in found if "step_s" in line and line["step"] <= step]

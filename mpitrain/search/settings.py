@@ -1,0 +1,132 @@
+"""[search] of a study file: its keys, their types, and what may stand there."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+import typing
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mpitrain.config import Config
+from mpitrain.config.load import convert
+from mpitrain.config.sections import SECTIONS
+from mpitrain.errors import ConfigError, nearest
+from mpitrain.search.front import COSTS, Objective
+
+# What a trial, or the study itself, decides: keys that [space] may not name, by section; () is a whole section.
+FORBIDDEN: dict[str, tuple[str, ...]] = {"data": ("path", "x", "y", "validation"), "run": (), "mesh": (), "checkpoint": (),
+                                         "train": ("epochs", "steps")}
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """[search]; further keys are arguments of the sampler and the pruner."""
+
+    trials: int = 0                          # configurations that are started; 0, with "grid": all
+    ranks: int = 1                           # of a trial; [mesh] says how they are used
+    sampler: str = "random"
+    pruner: str = "asha"
+    eta: int = 3                             # one of eta goes on at each rung
+    rungs: tuple[int, ...] = ()              # epochs after which trials are compared; the last is train.epochs, the default
+    objective: tuple[str, ...] = ("accuracy",)
+    order: Literal["free", "fixed"] = "free"
+    ahead: int = 8                           # order = "fixed": jobs that are decided before the first of them has ended
+    seed: int = -1                           # of the sampler; -1: run.seed
+    population: int = 0                      # more than 0: trials train side by side, and exchange weights
+    exchange: dict[str, Any] = field(default_factory=dict)               # of a population
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+
+KEYS = {name: hint for name, hint in typing.get_type_hints(SearchConfig).items() if name != "arguments"}
+LEAST = {"trials": 0, "ranks": 1, "eta": 2, "ahead": 1, "seed": -1, "population": 0}
+
+
+def search_of(table: Any, overrides: Iterable[str] = ()) -> SearchConfig:
+    """[search] with ``search.key=value`` overrides on top. ConfigError for a key of the wrong type or an impossible value."""
+    if not isinstance(table, dict):
+        raise ConfigError(f"[search] must be a table of keys, found {json.dumps(table, default=str)}")
+    table = dict(table)
+    for override in overrides:
+        key, _, text = override.removeprefix("search.").partition("=")
+        try:
+            table[key] = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            table[key] = text                # a bare word is a string
+    values: dict[str, Any] = {key: convert(f"search.{key}", value, KEYS[key]) for key, value in table.items() if key in KEYS}
+    search = SearchConfig(**values, arguments={key: value for key, value in table.items() if key not in KEYS})
+    for key, least in LEAST.items():
+        if getattr(search, key) < least:
+            raise ConfigError(f"search.{key} must be at least {least}, found {getattr(search, key)}")
+    if search.trials == 0 and search.sampler != "grid":
+        raise ConfigError('search.trials is missing: the number of configurations to try; sampler = "grid" alone has a number of '
+                          "its own")
+    if search.order not in (orders := typing.get_args(KEYS["order"])):
+        raise ConfigError(f'search.order must be one of {", ".join(orders)}, found "{search.order}"')
+    if any(b <= a for a, b in zip((0, *search.rungs), search.rungs)):
+        raise ConfigError(f"search.rungs must be numbers of epochs that rise from 1 on, found {list(search.rungs)}")
+    return search
+
+
+def with_epochs(tables: dict[str, Any], search: SearchConfig, overrides: Iterable[str]) -> dict[str, Any]:
+    """The tables of a run whose file says no length: its epochs are those of the last rung."""
+    train = tables.get("train", {})
+    said = isinstance(train, dict) and {"epochs", "steps"} & train.keys()
+    if said or not search.rungs or any(override.startswith(("train.epochs=", "train.steps=")) for override in overrides):
+        return tables
+    return {**tables, "train": {**train, "epochs": search.rungs[-1]}}
+
+
+def with_rungs(search: SearchConfig, base: Config) -> SearchConfig:
+    """`search` with rungs that end at the run's epochs; ConfigError where they do not."""
+    epochs = base.train.epochs
+    if base.train.steps:
+        raise base.wrong("a study counts epochs, and train.steps gives the run's length in steps; set train.epochs",
+                         ("train.steps",))
+    rungs = search.rungs or (epochs,)
+    if not rungs[-1]:
+        raise base.wrong("a trial trains for an epoch at least, found train.epochs = 0", ("train.epochs",))
+    if rungs[-1] > epochs:
+        raise base.wrong(f"search.rungs ends at {rungs[-1]} epochs, beyond train.epochs = {epochs}; the last rung is "
+                         "train.epochs", ("train.epochs",))
+    if rungs[-1] < epochs:
+        raise base.wrong(f"search.rungs ends at {rungs[-1]} epochs, and train.epochs = {epochs} is the last rung; add {epochs}, "
+                         f"or set train.epochs = {rungs[-1]}", ("train.epochs",))
+    return dataclasses.replace(search, rungs=rungs)
+
+
+def objectives_of(search: SearchConfig, base: Config) -> tuple[Objective, ...]:
+    """What search.objective names. ConfigError for what neither an evaluation nor a trial's cost gives."""
+    from mpitrain.metrics import find_metrics, judged
+    from mpitrain.train.build.from_config import make_loss
+    kind = make_loss(base, False).kind
+    metrics, found = find_metrics(base.train.metrics, base.folder), list[Objective]()
+    for text in search.objective:
+        name = text.removeprefix("-")
+        if name in COSTS and not text.startswith("-"):
+            raise ConfigError(f'search.objective: less of {name} is better; write "-{name}"')
+        if text.startswith("-") and name not in COSTS:
+            raise ConfigError(f'search.objective = "{text}": a minus is of costs, {", ".join(f"-{cost}" for cost in COSTS)}, and '
+                              f'metrics know their direction; write "{name}"')
+        name, higher = (name, False) if name in COSTS else judged("search.objective", name, metrics, kind)
+        if name in (other.name for other in found):
+            raise ConfigError(f'search.objective has "{text}" twice')
+        found.append(Objective(name, higher))
+    if not found:
+        raise ConfigError('search.objective is empty: ["accuracy"], for instance')
+    return tuple(found)
+
+
+def refuse_keys(keys: Iterable[str]) -> None:
+    """ConfigError for the first key of [space] that is no section.key, of an unknown section, or forbidden."""
+    for key in keys:
+        section, dot, name = key.partition(".")
+        if not (dot and name) or "." in name:
+            raise ConfigError(f'[space] "{key}" must be a key of the run, "section.key", for instance "optimizer.lr"')
+        if section not in SECTIONS:
+            raise ConfigError(f'[space] "{key}": unknown section [{section}]{nearest(section, SECTIONS)}')
+        if section in FORBIDDEN and (not FORBIDDEN[section] or name in FORBIDDEN[section]):
+            raise ConfigError(f'[space] "{key}": it is the same for all trials of a study, or each has its own; take it out of '
+                              "[space]")

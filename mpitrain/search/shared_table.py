@@ -1,0 +1,162 @@
+"""The table of a study as all its groups of ranks have it: the journal, and a lock file beside it.
+
+    group A   [take the turn | read what is new | add the result, decide | write, sync | give it back]  trains ...
+    group B                                     waits for A's turn ........................ [take it | ...
+
+The first rank of each group keeps a copy of the table and applies the lines that others have written since. The trials of a study
+share a file system anyway (a trial that pauses on one host goes on on another), so nothing else is needed, and nobody has to
+answer while he computes. A window in the memory of rank 0 needs that: between hosts Open MPI 5.0.11 moves passive-target messages
+only while the target is inside MPI, and a trial of one rank may not be for minutes.
+
+A file that only one process can make (O_EXCL) is a lock on every file system, with locks of its own or without. Its holder is a
+rank of this job, which ends with all its ranks, so a file that is left belongs to a job that has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpitrain.errors import CheckpointError
+from mpitrain.files.disk import FILE_MODE, storage_error
+from mpitrain.search.decisions import Action, Decisions
+from mpitrain.search.journal import Journal, line_of, record_of
+from mpitrain.search.pruners import Done
+from mpitrain.search.table import Record
+
+TURN = "turn"
+SHORTEST_S, LONGEST_S = 50e-6, 2e-3       # pauses of who waits for the turn, which takes about a millisecond
+LOOK_S = 2e-3                             # pauses of who waits for another group's result
+
+
+class Turn:
+    """The lock file of a study; whoever holds it alone writes to the journal."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / TURN
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        pause = SHORTEST_S
+        while not self._take():
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_S)
+        try:
+            yield
+        finally:
+            self.clear()
+
+    def _take(self) -> bool:
+        try:
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise storage_error(error, "taking the turn in the study", self.path) from error
+        return True
+
+    def clear(self) -> None:
+        """Gives the turn back, or removes the file that a job left which was killed."""
+        with contextlib.suppress(FileNotFoundError):
+            self.path.unlink()
+
+
+def _nobody(record: Record, table: Any) -> None:
+    """Hears of records where nobody wants to."""
+
+
+class SharedTable:
+    """One group's copy of the table, which its first rank keeps; `told(record, table)` hears of each record in its order."""
+
+    def __init__(self, decisions: Decisions, journal: Journal, told: Callable[[Record, Any], object] = _nobody):
+        self.decisions, self.journal, self.told = decisions, journal, told
+        self.turn = Turn(journal.path.parent)
+        self.records: list[Record] = []                       # all of the journal, the header first
+        self.seconds: list[float] = []                        # that decisions took, with the wait for the turn and the disk
+        self.stops = False                                    # whether a group of this job was asked to stop
+        self.offset = 0                                       # bytes of the journal that are in the table
+
+    def next(self, *outcomes: Mapping[str, Any]) -> Action:
+        """Tells what this group's trial has come to, and takes up what it does next: both are on the disk when this returns. Done
+        where the job is to stop."""
+        began = time.perf_counter()
+        with self.turn():
+            self.catch_up()
+            for record in outcomes:
+                self._apply(dict(record))
+            action, new = (Done(), []) if self.stops else self.decisions.next()
+            now = time.time()
+            decided = [{**record, "time": now} for record in new]
+            if outcomes or decided:
+                self.journal.append(*outcomes, *decided)
+            self._keep(decided)
+            self.offset += sum(len(line_of(record)) for record in (*outcomes, *decided))
+        self.seconds.append(time.perf_counter() - began)
+        return action
+
+    def add(self, *records: Mapping[str, Any]) -> None:
+        """Writes records without a decision."""
+        with self.turn():
+            self.catch_up()
+            for record in records:
+                self._apply(dict(record))
+            self.journal.append(*records)
+            self.offset += sum(map(len, map(line_of, records)))
+
+    def catch_up(self) -> None:
+        """Applies what other groups have written. CheckpointError where it cannot be read."""
+        lines = self._new().split(b"\n")
+        for line in lines[:-1]:                               # behind the last end there is nothing, or a line in the making
+            try:
+                record = record_of(line)
+            except ValueError as error:
+                raise CheckpointError(f"a line of the journal is damaged ({error})", file=self.journal.path,
+                                      offset=self.offset) from None
+            if self.records:
+                self._apply(record)
+            else:
+                self.records.append(record)                   # the header
+            self.offset += len(line) + 1
+
+    def _new(self) -> bytes:
+        with _reading(self.journal.path) as file:
+            return os.pread(file, max(os.fstat(file).st_size - self.offset, 0), self.offset)
+
+    def _apply(self, record: Record) -> None:
+        self.decisions.apply(record)
+        self._keep([record])
+
+    def _keep(self, records: list[Record]) -> None:
+        self.records += records
+        for record in records:
+            if record["kind"] == "job":
+                self.stops = record["event"] == "stops"
+            self.told(record, self.decisions.table)
+
+
+def wait_for_more(journal: Path, offset: int) -> None:
+    """Returns when a journal has more bytes than `offset`."""
+    while not _longer(journal, offset):
+        time.sleep(LOOK_S)
+
+
+def _longer(journal: Path, offset: int) -> bool:
+    with _reading(journal) as file:
+        return os.fstat(file).st_size > offset
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[int]:
+    """The file, opened anew each time: only then does a network file system ask its server."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            yield file
+        finally:
+            os.close(file)
+    except OSError as error:
+        raise storage_error(error, "reading the journal", path) from error

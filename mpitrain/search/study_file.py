@@ -1,0 +1,206 @@
+"""A study file: a run file with two sections more, [search] and [space], read and checked before anything starts."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from mpitrain.arguments import accepted, call, parameters_of
+from mpitrain.config import Config
+from mpitrain.config.load import config_of, read_tables
+from mpitrain.config.messages import toml
+from mpitrain.errors import CheckpointError, ConfigError, MpitrainError, nearest
+from mpitrain.search.decisions import Decisions, FixedDecisions
+from mpitrain.search.front import Objective
+from mpitrain.search.pruners import PRUNERS, Median, Pruner
+from mpitrain.search.samplers import SAMPLERS, Grid, Own, Sampler
+from mpitrain.search.settings import KEYS, SearchConfig, objectives_of, refuse_keys, search_of, with_epochs, with_rungs
+from mpitrain.search.space import Space, read_space
+from mpitrain.search.table import Table, Trial
+
+__all__ = ["SearchConfig", "Study", "read_study"]
+
+GIVEN = {"space", "seed", "eta"}                  # parameters of samplers and pruners that are no further keys of [search]
+OPTUNA = "optuna:"
+
+
+@dataclass(frozen=True)
+class Study:
+    """What a study file describes. `tables` are those of the run, with overrides, and without [search] and [space]."""
+
+    file: Path
+    tables: Mapping[str, Any]
+    overrides: tuple[str, ...]
+    search: SearchConfig
+    space: Space
+    base: Config                             # the run as it stands there
+    objectives: tuple[Objective, ...]
+
+    @property
+    def trials(self) -> int:
+        return self.search.trials
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Epochs of each rung."""
+        return self.search.rungs
+
+    @property
+    def seed(self) -> int:
+        return self.base.run.seed if self.search.seed < 0 else self.search.seed
+
+    @property
+    def folder(self) -> Path:
+        """The study's: trials have theirs in it."""
+        return Path(self.base.run.out)
+
+    def trial_folder(self, number: int) -> Path:
+        return self.folder / "trials" / f"{number:04d}"
+
+    def config(self, trial: Trial) -> Config:
+        """The configuration of a trial, which runs to the last rung's epochs, in a folder of its own."""
+        return self.config_with(trial.values, (f"run.name={toml(f'{self.base.run.name}-{trial.id:04d}')}",
+                                               f"run.out={toml(str(self.trial_folder(trial.id)))}"))
+
+    def config_with(self, values: Mapping[str, Any], more: tuple[str, ...] = ()) -> Config:
+        """The run with these values for keys of [space]. ConfigError where they cannot stand there."""
+        chosen = [f"{key}={toml(value)}" for key, value in values.items()]
+        length = [f"train.epochs={self.rungs[-1]}"]
+        folder = self.file.resolve().parent
+        return config_of(copy.deepcopy(dict(self.tables)), [*self.overrides, *length, *chosen, *more], self.file, folder)
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        name, folder = self.search.sampler, self.base.folder
+        what = f'search.sampler "{name}"'
+        if name.startswith(OPTUNA):
+            from mpitrain.search.optuna_sampler import OptunaSampler  # an extra
+            return OptunaSampler(name.removeprefix(OPTUNA), self.space, self.seed, self.objectives, self.rungs,
+                                 self.search.arguments)
+        kind: Any = SAMPLERS.resolve(name, folder)
+        if ":" in name:
+            return Own(name, kind, self.space, self.seed)
+        made: Sampler = call(kind, what, accepted(kind, self.search.arguments), self.space, self.seed, section="search")
+        return made
+
+    @cached_property
+    def pruner(self) -> Pruner:
+        name = self.search.pruner
+        kind: Any = PRUNERS.resolve(name, self.base.folder)
+        made: Pruner = call(kind, f'search.pruner "{name}"', accepted(kind, {"eta": self.search.eta, **self.search.arguments}),
+                            section="search")
+        return made
+
+    def decisions(self) -> Decisions:
+        """The table of a study that begins, with what decides on it."""
+        table = Table(self.rungs, self.objectives, self.trials)
+        if self.search.order == "fixed":
+            return FixedDecisions(table, self.pruner, self.sampler, self.search.ahead)
+        return Decisions(table, self.pruner, self.sampler)
+
+    def header(self) -> dict[str, Any]:
+        """The first record of the journal: what must be the same for the study to go on, as hashes, and in words."""
+        s = self.search
+        how = {"sampler": s.sampler, "pruner": s.pruner, "eta": s.eta, "rungs": list(s.rungs), "order": s.order,
+               "objective": list(s.objective), "ahead": s.ahead if s.order == "fixed" else 0, "seed": self.seed,
+               "population": s.population, "exchange": s.exchange, **s.arguments}
+        space = {key: repr(dimension) for key, dimension in self.space.dimensions.items()}
+        run = {name: table for name, table in self.tables.items() if name not in ("log", "checkpoint")}
+        run["run"] = {key: value for key, value in run.get("run", {}).items() if key not in ("out", "name")}
+        aside = ("run.out=", "run.name=", "log.", "checkpoint.")
+        own = [override for override in self.overrides if not override.startswith(aside)]
+        return {"trials": s.trials, "search": how, "digests": {
+            "[space]": digest(space), "[search]": digest(how), "the run": digest([run, own])}}
+
+    def refuse_other(self, header: Mapping[str, Any], journal: Path) -> None:
+        """CheckpointError where a journal's header is that of another study. The number of trials may grow."""
+        found = header.get("digests", {})
+        for name, own in self.header()["digests"].items():
+            if found.get(name) != own:
+                raise CheckpointError(f"the journal is of another study: {name} of {self.file.name} has changed since; set "
+                                      "run.out to another folder, or start anew with --overwrite", file=journal)
+        if self.trials < int(header.get("trials", 0)):
+            raise CheckpointError(f"the journal is of {header['trials']} trials, and search.trials is {self.trials}; more may be "
+                                  "added, and none taken away", file=journal)
+
+
+def digest(value: Any) -> str:
+    return sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def is_study(path: Path) -> bool:
+    """Whether a file is a study; errors of reading it are as of `load_config`."""
+    return "search" in read_tables(path)
+
+
+def read_study(path: Path, overrides: list[str]) -> Study:
+    """The study in `path` with ``section.key=value`` overrides on top, those of [search] among them.
+
+    ConfigError for everything that is wrong with the file, the space, or the run at an end of a range or a choice.
+    """
+    tables = read_tables(path)
+    if "search" not in tables:
+        raise ConfigError("a study has a section [search], and this file has none; a single run is started with train", file=path)
+    ours = [override for override in overrides if override.startswith("search.")]
+    others = [override for override in overrides if override not in ours]
+    try:
+        search = search_of(tables.pop("search"), ours)
+        space = read_space(tables.pop("space", None))
+        refuse_keys(space.dimensions)
+        tables = with_epochs(tables, search, others)
+        base = config_of(copy.deepcopy(tables), others, path, path.resolve().parent)
+        base.refuse_without_data()
+        search = with_rungs(search, base)
+        study = Study(path, tables, tuple(others), search, space, base, objectives_of(search, base))
+        refuse_arguments(study)
+        study = with_grid(study)
+        for key, value in space.ends():
+            study.config_with({key: value})
+    except ConfigError as error:
+        raise error if error.file else ConfigError(error.message, code=error.code, file=path) from None
+    return study
+
+
+def refuse_arguments(study: Study) -> None:
+    """ConfigError for further keys of [search] that neither the sampler nor the pruner takes; makes both."""
+    kinds = [getattr(study.sampler, "kind", type(study.sampler)), type(study.pruner)]
+    taken = {name for kind in kinds for name in parameters_of(kind)} - GIVEN
+    for key in study.search.arguments:
+        if key not in taken:
+            raise ConfigError(f"unknown key search.{key}{nearest(key, {*taken, *KEYS})}")
+    if isinstance(study.pruner, Median) and len(study.objectives) > 1:
+        raise ConfigError('search.pruner = "median" compares single numbers, found several objectives; take "asha", for instance')
+
+
+def with_grid(study: Study) -> Study:
+    """`study` with as many trials as its grid has points, where it does not say a number; ConfigError for more."""
+    if not isinstance(study.sampler, Grid):
+        return study
+    points = study.sampler.size()
+    if study.trials > points:
+        raise ConfigError(f"search.trials = {study.trials}, and the grid has {points} points; leave search.trials out for all of "
+                          "them")
+    return dataclasses.replace(study, search=dataclasses.replace(study.search, trials=study.trials or points))
+
+
+def refuse_unbuildable(study: Study, inputs: Any) -> None:
+    """ConfigError where model, loss, optimizer or schedule cannot be made at an end of a range or with a choice; `inputs` are the
+    open data. Needs no MPI, and allocates nothing."""
+    from mpitrain.placement.shard_cuts import probe
+    from mpitrain.train.build.from_config import describe
+    from mpitrain.train.build.sizes import with_sizes
+    for key, value in study.space.ends():
+        config = with_sizes(study.config_with({key: value}), inputs)
+        try:
+            made = describe(config, inputs.tokens, inputs)
+            made.optimizer(probe())
+            made.rate(config.train.epochs)
+        except MpitrainError as error:
+            raise ConfigError(f'[space] "{key}" = {toml(value)}: {error.message}', code=error.code, file=study.file) from error

@@ -1,0 +1,95 @@
+"""Studies that are killed and go on: no finished trial is lost or runs twice, and what is found is the same."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from collections import Counter
+
+import pytest
+from launch import is_python, launch, send
+from standing import mpirun
+from studies import STUDY, journal, told
+
+
+def search(n, file, *words):
+    return mpirun(n, "-m", "mpitrain", "search", file, *words, cwd=file.parent, timeout=120)
+
+
+def results(folder):
+    """How often each trial has a result at each rung, and the values of the last one."""
+    found = [line for line in journal(folder) if line["kind"] == "result"]
+    return Counter((line["trial"], line["rung"]) for line in found), {
+        (line["trial"], line["rung"]): line["values"]["accuracy"] for line in found}
+
+
+def killed_after(folder, file, n_lines, *words):
+    """Starts a study on two ranks, and kills one of them when its journal has so many lines, unless it has ended."""
+    job = launch(2, "-m", "mpitrain", "search", file, *words, cwd=file.parent)
+    path = folder / "journal.jsonl"
+    while job.process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < n_lines):
+        time.sleep(0.002)
+    for rank in [pid for pid in job.ranks() if is_python(pid)][n_lines % 2:][:1]:
+        send(rank, signal.SIGKILL)
+    job.finish(30)
+
+
+def test_a_killed_study_goes_on_where_its_journal_ends(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(STUDY)
+    killed_after(tmp_path / "killed", file, 8, "run.out=killed")
+    done = {key for key, n in results(tmp_path / "killed")[0].items() if n}
+    assert 0 < len(done) < 13
+    with open(tmp_path / "killed" / "journal.jsonl", "a") as torn:
+        torn.write('{"kind": "resu')
+    (tmp_path / "killed" / "turn").touch()                    # a rank was killed in its turn
+    result = search(2, file, "run.out=killed", "--resume")
+    assert result.rc == 0, result.err
+    assert search(2, file, "run.out=whole").rc == 0
+    assert told(tmp_path / "killed") == told(tmp_path / "whole")
+    assert max(results(tmp_path / "killed")[0].values()) == 1
+    assert results(tmp_path / "killed")[1] == results(tmp_path / "whole")[1]
+    again = search(2, file, "run.out=killed", "--resume")     # nothing is left to do
+    assert again.rc == 0 and told(tmp_path / "killed") == told(tmp_path / "whole")
+    begins = [line for line in journal(tmp_path / "killed") if line["kind"] == "job"]
+    assert len(begins) == json.loads((tmp_path / "killed" / "study.json").read_text())["times"]["jobs"] == 3
+
+
+def test_one_folder_has_one_study(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(STUDY)
+    few = ("search.trials=3", "search.rungs=[1]", "train.epochs=1")
+    nothing = search(1, file, *few, "--resume")
+    assert nothing.rc == 66 and "no journal" in nothing.error_lines[0], nothing.err
+    assert search(1, file, *few).rc == 0
+    again = search(1, file, *few)
+    assert again.rc == 73 and "--resume goes on with the study" in again.error_lines[0], again.err
+    other = search(1, file, *few, "--resume", "optimizer.momentum=0.5")
+    assert other.rc == 65 and "E_CHECKPOINT" in other.error_lines[0] and "another study" in other.error_lines[0], other.err
+    fresh = search(1, file, *few, "--overwrite", "optimizer.momentum=0.5")
+    assert fresh.rc == 0 and len(journal(tmp_path / "runs/study")) == 1 + 1 + 3 + 3, fresh.err
+    more = search(1, file, *few, "--resume", "optimizer.momentum=0.5", "search.trials=4")
+    assert more.rc == 0 and told(tmp_path / "runs/study")["reached"] == {"1": 4}, more.err
+    run = mpirun(1, "-m", "mpitrain", "train", tmp_path / "runs/study/best.toml", "--quiet", cwd=tmp_path)
+    assert run.rc == 0, run.err
+    of_a_run = search(1, file, *few, "run.out=runs/study-best", "--overwrite")
+    assert of_a_run.rc == 73 and "that of a run" in of_a_run.error_lines[0], of_a_run.err
+    both = search(1, file, "--resume", "--overwrite")
+    assert both.rc == 64
+
+
+@pytest.mark.slow
+def test_studies_killed_at_random_moments_find_the_same(tmp_path):
+    file, chance = tmp_path / "study.toml", random.Random(18)
+    file.write_text(STUDY)
+    assert search(2, file, "run.out=whole").rc == 0
+    lines = len(journal(tmp_path / "whole"))
+    for moment in range(4):
+        folder = tmp_path / f"killed-{moment}"
+        killed_after(folder, file, chance.randrange(1, lines), f"run.out={folder}")
+        resume = ("--resume",) if (folder / "journal.jsonl").exists() else ()
+        result = search(2, file, f"run.out={folder}", *resume)
+        assert result.rc == 0, result.err
+        assert told(folder) == told(tmp_path / "whole") and max(results(folder)[0].values()) == 1

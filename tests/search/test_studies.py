@@ -1,0 +1,89 @@
+"""Studies on real ranks: each trial has the bits of a run of its own, and a study those of any number of groups."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from runs import record, train
+from standing import mpirun
+from studies import STUDY, journal, lines, told
+
+
+def search(n, file, *words):
+    return mpirun(n, "-m", "mpitrain", "search", file, *words, cwd=file.parent, timeout=120)
+
+
+@pytest.fixture
+def study(tmp_path):
+    path = tmp_path / "study.toml"
+    path.write_text(STUDY)
+    return path
+
+
+def test_a_study_is_the_same_on_any_number_of_groups_and_its_trials_are_runs(tmp_path, study):
+    for n in (1, 2, 4):
+        result = search(n, study, f"run.out=on-{n}")
+        assert result.rc == 0, result.err
+    one, two, four = (told(tmp_path / f"on-{n}") for n in (1, 2, 4))
+    assert one == two == four
+    assert one["reached"] == {"1": 9, "2": 3, "4": 1} and one["front"] == [one["best"]["trial"]]
+    assert {line["group"] for line in journal(tmp_path / "on-4") if line["kind"] == "result"} == {0, 1, 2, 3}
+    steps = 11                                                # of an epoch: 1,438 rows in batches of 128
+    assert one["samples"] == 128 * steps * (6 * 1 + 2 * 2 + 1 * 4)
+    assert train(1, tmp_path / "on-4" / "best.toml", "--quiet", f"run.out={tmp_path / 'at-once'}").rc == 0
+    trial = tmp_path / "on-4" / "trials" / f"{one['best']['trial']:04d}"
+    at_once = record(tmp_path / "at-once")
+    assert at_once["parameters_sha256"] == record(trial)["parameters_sha256"] == one["best"]["parameters_sha256"]
+    assert lines(trial) == lines(tmp_path / "at-once") and len(lines(trial)) == 5 + 4
+    paused = next(t for t in one["trials"] if t["state"] == "paused")
+    assert record(tmp_path / "on-4" / "trials" / f"{paused['trial']:04d}")["status"] == "paused"
+
+
+def test_ranks_of_a_trial_change_no_bit_where_the_layout_does_not_count(tmp_path, study):
+    few = ("search.trials=2", "search.pruner=none", "search.rungs=[1]", "train.epochs=1", "train.reproducible=layout",
+           "train.micro_batches=6")
+    for n in (1, 2, 3):
+        result = search(n, study, f"run.out=on-{n}", f"search.ranks={n}", *few)
+        assert result.rc == 0, result.err
+    one, two, three = (told(tmp_path / f"on-{n}") for n in (1, 2, 3))
+    assert one == two == three and len({trial["parameters_sha256"] for trial in one["trials"]}) == 2
+
+
+@pytest.mark.parametrize("mesh", ["pp", "dp"])
+def test_a_trial_that_fails_alike_ends_alone(tmp_path, study, mesh):
+    study.write_text(STUDY.replace("[3e-3, 0.3]", "[1e-2, 1e12]").replace('order = "fixed"', ""))
+    result = search(4, study, "search.ranks=2", f"mesh.{mesh}=2", "search.pruner=none", "search.rungs=[1]", "train.epochs=1",
+                    "search.trials=6", "run.out=study")
+    assert result.rc == 0, result.err
+    found = told(tmp_path / "study")
+    states = [trial["state"] for trial in found["trials"]]
+    assert states.count("failed") == found["failed"]["E_NAN"] >= 2 and states.count("finished") >= 1, states
+    assert all("optimizer.lr" in trial["message"] for trial in found["trials"] if trial["state"] == "failed")
+    finished = next(t for t in found["trials"] if t["state"] == "finished")
+    folder = tmp_path / "study" / "trials" / f"{finished['trial']:04d}"
+    assert train(2, folder / "config.toml", "--quiet", f"run.out={tmp_path / 'alone'}").rc == 0
+    assert record(tmp_path / "alone")["parameters_sha256"] == finished["parameters_sha256"]
+
+
+REFUSED = [
+    (2, ("search.ranks=3",), 78, "search.ranks = 3 does not divide the 2 ranks of this job (these do: 1, 2)"),
+    (1, ("search.objective=[\"accuracy\",\"-J\"]",), 78, "-J cannot be an objective while energy.source"),
+    (1, ("search.objective=[\"-ms\"]", "log.every=12"), 78, "set log.every to 11 or less"),
+    (1, ("model.init_from=nothing",), 78, ""),
+]
+
+
+@pytest.mark.parametrize(("n", "words", "status", "said"), REFUSED[:3])
+def test_what_a_study_cannot_have_is_refused_in_a_line(study, n, words, status, said):
+    result = search(n, study, *words)
+    assert result.rc == status and len(result.error_lines) == 1, result.err
+    assert said in result.error_lines[0], result.error_lines
+
+
+def test_all_trials_failed_says_the_commonest_code(tmp_path, study):
+    study.write_text(STUDY.replace("[3e-3, 0.3]", "[1e12, 1e13]"))
+    result = search(1, study, "search.trials=3")
+    assert result.rc == 79 and "E_NAN" in result.error_lines[0], result.err
+    assert "all 3 trials failed, 3 of them with E_NAN" in result.error_lines[0]
+    assert json.loads((tmp_path / "runs" / "study" / "study.json").read_text())["failed"] == {"E_NAN": 3}
