@@ -19,8 +19,8 @@ LOST = "the process that puts the limits of this host back was gone before the r
 class HostLimits:
     """The limits of this host while a run lasts. The first rank of each host makes one, before MPI starts.
 
-    `said` has a line for each setting; `refused` is [class, message, file] of the error where there are none, which all ranks have
-    to hear of.
+    `said` has a line for each setting; `refused` is [class, message, file] of the error where there are none, which all ranks
+    have to hear of.
     """
 
     def __init__(self, wanted: Mapping[str, float], root: Path):
@@ -35,8 +35,8 @@ class HostLimits:
         if "said" in answer:
             self.said = answer["said"]
         else:
-            self.refused = answer.get("error", ["MpitrainError", "the process that sets the limits of this host has ended without an "
-                                                "answer", None])
+            self.refused = answer.get("error", ["MpitrainError", "the process that sets the limits of this host has ended, and "
+                                                "has not answered", None])
             self.undo()
 
     def undo(self) -> list[str]:

@@ -49,8 +49,8 @@ def agree(config: Config, control: Any, places: list[Place], process: Process) -
     held = process.limits
     with guard.symmetric():
         if held is None or held.wanted != wanted:
-            raise UsageError(f"limits of hosts ({', '.join(f'energy.{key}' for key in wanted)}) are set before MPI starts, for all "
-                             f"runs of a program, and {'others' if held else 'none'} were; make this run with Run.of_job, or "
+            raise UsageError(f"limits of hosts ({', '.join(f'energy.{key}' for key in wanted)}) are set before MPI starts, for "
+                             f"all runs of a program, and {'others' if held else 'none'} were; make this run with Run.of_job, or "
                              "leave them out")
     host = held.host
     found = control.gather_objects([host.refused, host.said] if host is not None else [None, []])

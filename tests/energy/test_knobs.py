@@ -56,8 +56,8 @@ def test_limits_are_set_and_each_put_back_to_what_it_was(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "file", "text", "error", "says"), [
-    ({"cap_watts": 251}, "", "", ConfigError, "energy.cap_watts = 251 cannot be set: the power limit of package-0 takes at most 250 W"),
-    ({"cap_watts": 40}, "class/powercap/intel-rapl:1/constraint_0_min_power_uw", 50_000_000, ConfigError, "package-1 takes at least 50 W"),
+    ({"cap_watts": 251}, "", "", ConfigError, "cap_watts = 251 cannot be set: the power limit of package-0 takes at most 250 W"),
+    ({"cap_watts": 40}, "class/powercap/intel-rapl:1/constraint_0_min_power_uw", 50_000_000, ConfigError, "takes at least 50 W"),
     ({"clock_mhz": 700}, "", "", ConfigError, "the highest clock of policy0 takes at least 800 MHz"),
     ({"clock_mhz": 4000}, "", "", ConfigError, "takes at most 3200 MHz"),
     ({"cap_watts": 100}, "class/powercap/intel-rapl:1/enabled", 0, ConfigError, "an administrator would: echo 1 | sudo tee"),

@@ -33,7 +33,7 @@ class Fault(Observer):
                 os.kill(os.getpid(), signal.SIGKILL)
 '''
 LIMITED = ("energy.root=sys/class/powercap", "energy.cap_watts=120", "energy.clock_mhz=1500")
-SET = {"intel-rapl:0": 120_000_000, "intel-rapl:1": 120_000_000, "policy0": 1_500_000, "policy2": 1_500_000, "policy10": 1_500_000}
+SET = {"intel-rapl:0": 120_000_000, "intel-rapl:1": 120_000_000} | dict.fromkeys(("policy0", "policy2", "policy10"), 1_500_000)
 
 
 @pytest.fixture
