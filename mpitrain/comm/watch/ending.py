@@ -16,14 +16,34 @@ LAUNCHERS = ("mpirun", "mpiexec", "prterun", "prted", "orterun", "orted")
 
 def end_ranks(ranks: list[Rank], *, leaves: bool) -> None:
     """End them with the exit code of a stall, by LEAVE_SIGNAL if that `leaves`; one that can do nothing of the kind is killed."""
+    _leave(ranks, leaves)
+    for rank in ranks:
+        rank.signal(KILL)
+
+
+def end_one_by_one(first: Rank, ranks: list[Rank], *, leaves: bool) -> None:
+    """The same, where ranks may be in MPI's end: `first` alone, with which the launcher ends the others.
+
+    Open MPI's prterun 5.0.11 waits for ever, at times, when ranks that wait in MPI_Finalize and those they wait for end together.
+    """
+    _leave([first], leaves)
+    first.signal(KILL)
+    _wait(ranks)
+    end_ranks(ranks, leaves=leaves)
+
+
+def _leave(ranks: list[Rank], leaves: bool) -> None:
     for rank in ranks:
         rank.signal(LEAVE_SIGNAL) if leaves else rank.say(LEAVE)
         rank.signal(CONTINUE)
+    _wait(ranks)
+
+
+def _wait(ranks: list[Rank]) -> None:
+    """For the end of all, for a while."""
     limit = time.monotonic() + ANSWER_S
     while any(rank.state for rank in ranks) and time.monotonic() < limit:
         time.sleep(0.01)
-    for rank in ranks:
-        rank.signal(KILL)
 
 
 def end_unconnected(first: int, ranks: list[int], launcher: int, *, leaves: bool) -> None:

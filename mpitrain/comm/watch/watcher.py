@@ -22,7 +22,7 @@ import select
 import sys
 import time
 
-from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_ranks, end_unconnected
+from mpitrain.comm.watch.ending import LAUNCHER_S, end_launcher, end_one_by_one, end_ranks, end_unconnected
 from mpitrain.comm.watch.ignoring import ignoring
 from mpitrain.comm.watch.processes import PARENT, STOPPED, siblings, stat
 from mpitrain.comm.watch.record import ASK, COUNT, HERE, PHASES, REST, silence
@@ -244,7 +244,10 @@ class Watcher:
                 f"{place_in(stacks.get(late, ''), late.phase)} {how}")
         self.print(text + keep(self.folder, text, stacks))
         if self.ends:
-            end_ranks(self.ranks, leaves=self.leaves)
+            if late.phase in ("finish", REST):
+                end_one_by_one(late, self.ranks, leaves=self.leaves)
+            else:
+                end_ranks(self.ranks, leaves=self.leaves)
             if self.cut_off or not self.others:
                 end_launcher(self.launcher, CUT_OFF_S if self.cut_off else LAUNCHER_S)
             sys.exit()
