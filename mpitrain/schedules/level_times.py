@@ -78,7 +78,16 @@ def ways() -> Mapping[Algorithm, Callable[[int], Way]]:
         rounds, folded = n.bit_length() - 1, bool(n & (n - 1))
         return Way(rounds + 2 * folded, rounds + 2 * folded, rounds + folded)
 
+    def halving(n: int) -> Way:
+        power = 1 << n.bit_length() - 1
+        core, folded = both(power), bool(n & (n - 1))
+        return Way(2 * (n.bit_length() - 1) + 2 * folded, core.sent + 2 * folded, core.added + folded)
+
+    def tree(n: int) -> Way:
+        return halving(n) if n & (n - 1) == 0 else both(n)
+
     return {ALL_REDUCE["ring"]: both, ALL_REDUCE["direct"]: both, ALL_REDUCE["recursive_doubling"]: doubling,
+            ALL_REDUCE["halving_doubling"]: halving, ALL_REDUCE["tree"]: tree,
             REDUCE_SCATTER["ring"]: with_sums, REDUCE_SCATTER["direct"]: with_sums,
             ALL_GATHER["ring"]: once, ALL_GATHER["direct"]: once}
 
