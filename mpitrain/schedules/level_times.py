@@ -132,8 +132,9 @@ def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Se
     """Seconds of `operation` ("all_reduce", "reduce_scatter", "all_gather", "all_to_all") of n ranks that are `stride` apart.
 
     `nbytes` is the whole array: what each rank has before an all-reduce, a reduce-scatter and an all-to-all, and after an
-    all-gather. "auto" and "hierarchical" go level by level. Another name is run by all ranks alike, at the cost of the outermost
-    level that they cross: a ring over nodes goes through one link of each. All nodes and all such groups send at once.
+    all-gather. "auto" and "hierarchical" go level by level; "auto" doubles distances for small parts across, as a run does. Another
+    name is run by all ranks alike, at the cost of the outermost level that they cross: a ring over nodes goes through one link
+    of each. All nodes and all such groups send at once.
     """
     if n == 1 or nbytes <= 0:
         return 0.0
@@ -146,7 +147,8 @@ def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Se
         return flat_seconds(named(operation, algorithm, n, nbytes), n, nbytes, machine_of(level, together))
     seconds, part = 0.0, nbytes
     for place, (count, level) in enumerate(met):
-        found = (REGISTRIES[operation]["direct" if place < len(met) - 1 else "ring"])        # both halves of an all-reduce
+        inner = place < len(met) - 1
+        found = REGISTRIES[operation]["direct"] if inner else named(operation, algorithm, count, part)      # direct: both halves
         seconds += flat_seconds(found, count, part, machine_of(level, level.sharing))
         part /= count
     return seconds
