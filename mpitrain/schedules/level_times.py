@@ -132,9 +132,9 @@ def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Se
     """Seconds of `operation` ("all_reduce", "reduce_scatter", "all_gather", "all_to_all") of n ranks that are `stride` apart.
 
     `nbytes` is the whole array: what each rank has before an all-reduce, a reduce-scatter and an all-to-all, and after an
-    all-gather. "auto" and "hierarchical" go level by level; "auto" doubles distances for small parts across, as a run does. Another
-    name is run by all ranks alike, at the cost of the outermost level that they cross: a ring over nodes goes through one link
-    of each. All nodes and all such groups send at once.
+    all-gather. "auto" and "hierarchical" go level by level; "auto" doubles distances for small parts across, as a run does. A
+    further name is run by all ranks alike, at the cost of the outermost level that they cross: a ring over nodes goes through
+    one link of each. All nodes and all such groups send at once.
     """
     if n == 1 or nbytes <= 0:
         return 0.0
