@@ -128,7 +128,8 @@ def spread_over(n: int, stride: int, levels: Sequence[Level]) -> list[int]:
     return counts
 
 
-def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Sequence[Level], algorithm: str = "auto") -> float:
+def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Sequence[Level],
+                  algorithm: str | Algorithm = "auto") -> float:
     """Seconds of `operation` ("all_reduce", "reduce_scatter", "all_gather", "all_to_all") of n ranks that are `stride` apart.
 
     `nbytes` is the whole array: what each rank has before an all-reduce, a reduce-scatter and an all-to-all, and after an
@@ -173,12 +174,12 @@ def machine_of(level: Level, together: float) -> Machine:
     return Machine(level.alpha, level.beta * together, level.gamma)
 
 
-def named(operation: str, algorithm: str, n: int, nbytes: float) -> Algorithm:
+def named(operation: str, algorithm: str | Algorithm, n: int, nbytes: float) -> Algorithm:
     """The algorithm of that name, where an operation has it; "auto" is a ring for reduce-scatter and all-gather."""
     if operation == "all_reduce":
         return choose("ring" if algorithm == "hierarchical" else algorithm, n, ceil(nbytes))
     table = REGISTRIES[operation]
-    return table[algorithm if algorithm in table else "ring"]
+    return table[algorithm if isinstance(algorithm, str) and algorithm in table else "ring"]
 
 
 def message_seconds(n: int, stride: int, nbytes: float, levels: Sequence[Level]) -> float:
