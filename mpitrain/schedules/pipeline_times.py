@@ -44,8 +44,9 @@ class PipelineTimes(NamedTuple):
 @lru_cache(maxsize=256)
 def flow_of(schedule: Schedule, n_stages: int, n_micro: int, chunks: int) -> Flow:
     """ScheduleError for a schedule that `check_pipeline` refuses; the built-in ones are proved by tests."""
-    if any(schedule is SCHEDULES[name] for name in SCHEDULES):
-        given = {"chunks": chunks} if takes_chunks(schedule) else {}
+    in_chunks = takes_chunks(schedule)
+    if (chunks == 1 or in_chunks) and any(schedule is SCHEDULES[name] for name in SCHEDULES):
+        given = {"chunks": chunks} if in_chunks else {}
         programs = [list(schedule(stage, n_stages, n_micro, **given)) for stage in range(n_stages)]
     else:
         programs = checked_programs(schedule, n_stages, n_micro, chunks)
@@ -90,15 +91,15 @@ def _in_order(codes: Sequence[Sequence[int]], n_stages: int, n_virtual: int, n_m
     return places, steps
 
 
-def pipeline_times(name: str, n_stages: int, n_micro: int, forward: Sequence[float], backward: Sequence[float],
+def pipeline_times(name: str | Schedule, n_stages: int, n_micro: int, forward: Sequence[float], backward: Sequence[float],
                    weight: Sequence[float], messages: Sequence[float], cores: float = inf) -> PipelineTimes:
-    """The times of schedule `name` at so many seconds of each virtual stage, and of the message between it and the next one.
+    """The times of a schedule at so many seconds of each virtual stage, and of the message between it and the next one.
 
     As `simulate_pipeline` has them; of more than `MOST` actions by what groups take, which is within 1e-4 where stages are alike,
     and within 1 % where their seconds differ by a third. Where the stages have fewer `cores` than they are, they take turns.
     ScheduleError for a schedule that cannot be.
     """
-    schedule, chunks = SCHEDULES.resolve(name), len(forward) // n_stages
+    schedule, chunks = SCHEDULES.resolve(name) if isinstance(name, str) else name, len(forward) // n_stages
     seconds = forward, backward, weight, messages if n_stages > 1 else [0.0] * len(forward), cores
     groups = n_micro // n_stages
     kept = max(GROUPS, MOST // (2 * len(forward) * n_stages))
