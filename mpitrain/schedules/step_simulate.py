@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Protocol
 
 from mpitrain.errors import ConfigError
@@ -139,7 +139,7 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str, n_micro: i
     times = pipeline_times(schedule, pp, n_micro, [turns * s.forward + extra[0] for s, extra in zip(work.stages, extras)],
                            [turns * s.backward + extra[1] for s, extra in zip(work.stages, extras)],
                            [turns * s.weight for s in work.stages], [side.message(s.message_bytes) for s in work.stages],
-                           pp / side.turns)
+                           pp / side.turns if pp > 1 else inf)
     compute, tensor = max(((n_micro * turns * sum(stage.compute for stage in work.stages[s::pp]),
                             n_micro * sum(map(sum, extras[s::pp]))) for s in range(pp)), key=sum)
     ends = [side.exchange(work.stages[s::pp], times, s, pp) for s in range(pp)]
