@@ -38,9 +38,7 @@ class StepMachine(Protocol):
     @property
     def overlap(self) -> float: ...
     @property
-    def cores(self) -> int: ...
-    @property
-    def turn_s(self) -> float: ...
+    def cores(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -186,7 +184,7 @@ class _Side:
 
     def message(self, nbytes: float) -> float:
         n, stride = group(self.lengths, ("pp",))
-        return message_seconds(n, stride, nbytes, self.machine.levels) + (self.machine.turn_s if self.turns > 1 else 0.0)
+        return message_seconds(n, stride, nbytes, self.machine.levels)
 
     def exchange(self, stages: Sequence[Stage], times: PipelineTimes, place: int, pp: int) -> float:
         """When pipeline stage `place` has exchanged its gradients: bucket after bucket, as they get ready."""
