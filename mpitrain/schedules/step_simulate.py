@@ -20,7 +20,9 @@ from typing import Protocol
 from mpitrain.errors import ConfigError
 from mpitrain.schedules.grid import AXES, REPLICAS
 from mpitrain.schedules.level_times import Level, level_seconds, message_seconds
+from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_times import PipelineTimes, pipeline_times
+from mpitrain.schedules.steps import Algorithm
 from mpitrain.schedules.stragglers import straggler_factor
 
 
@@ -121,8 +123,8 @@ class StepTime:
     stragglers: float
 
 
-def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str, n_micro: int, machine: StepMachine, *,
-                  algorithm: str = "auto") -> StepTime:
+def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str | Schedule, n_micro: int, machine: StepMachine, *,
+                  algorithm: str | Algorithm = "auto") -> StepTime:
     """Seconds of a step of `n_micro` micro-batches (of each data-parallel rank) on `mesh` (lengths of axes pp, dp, ep, cp, tp).
 
     Where a host has fewer cores than ranks, these take turns: all of them at once, or as many stages as are at work.
@@ -151,7 +153,7 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str, n_micro: i
 class _Side:
     """The side of a step that is not compute: what its messages take on one mesh, with one algorithm for sums."""
 
-    def __init__(self, mesh: Mapping[str, int], machine: StepMachine, algorithm: str):
+    def __init__(self, mesh: Mapping[str, int], machine: StepMachine, algorithm: str | Algorithm):
         self.machine, self.algorithm = machine, algorithm
         self.lengths = tuple(mesh.get(axis, 1) for axis in AXES)
         self.pp = mesh.get("pp", 1)
