@@ -45,11 +45,12 @@ from mpitrain.schedules.level_times import ITEM
 from mpitrain.schedules.simulate import Machine, finish_times
 from mpitrain.train.observers import Observer
 
-SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
 SHARED = "shared"
 TURNS, PROBES, STEPS = 12, 40, 160
 SENT = (8, 4 << 10, 64 << 10, 1 << 20)                        # bytes of messages between stages
 WORK, REPEATS = 0.025, 25                                     # seconds of computing between two barriers, and how often
+HIDDEN = 2 << 20                                              # bytes of an exchange that is to hide behind work
 TINY = (8, 8, 2, 4)                                           # inputs, hidden, outputs and rows of a model that computes nothing
 
 
@@ -153,6 +154,34 @@ def in_turns(world: World, barrier: Callable[[], Any]) -> float:
         ratios.append((time.perf_counter() - began) / spent)
     everyone = world.comm.allgather(statistics.median(ratios))
     return float(max(1.0, statistics.median(everyone)))
+
+
+def hidden_share(world: World) -> float:
+    """The share of an exchange by messages that goes on while the rank computes: 1 where others move the bytes, 0 where its own
+    core does. Collective.
+
+    An all-reduce is started, work that takes about as long follows, as backward has it, and the all-reduce is waited for:
+    (exchange alone + work alone - both) / the shorter of the two alone.
+    """
+    progress, clock = Progress(), Clock(world)
+    channel = Channel(world.comm.Dup(), "calibrate", progress=progress)
+    array, run = np.zeros(HIDDEN // ITEM, np.float32), block(progress.progress)
+
+    def work(calls: int) -> None:
+        for _ in range(calls):
+            run()
+
+    def both(calls: int) -> None:
+        exchange = channel.start_allreduce(array, "probe")
+        work(calls)
+        exchange.wait()
+    work(1)
+    both(0)
+    calls = max(1, round(clock.time(lambda: both(0)) / clock.time(lambda: work(1))))
+    times = [[clock.time(partial(action, calls)) for action in (work, lambda _: both(0), both)] for _ in range(TURNS)]
+    computing, exchanging, together_s = (statistics.median(column) for column in zip(*times))
+    channel.close()
+    return float(min(1.0, max(0.0, (computing + exchanging - together_s) / min(computing, exchanging))))
 
 
 def messages(world: World) -> list[list[float]]:
