@@ -25,7 +25,7 @@ import numpy as np
 
 from mpitrain.bench.allreduce import MESSAGES
 from mpitrain.bench.calibrate_busy import contention, operation_seconds, rates, spread, stream, together, when_busy
-from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, interpreter, messages, nodes_of, on_some
+from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, by_shared_memory, empty_step, messages, nodes_of, on_some
 from mpitrain.bench.energy import Energy
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time
@@ -86,13 +86,13 @@ def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile
 
 def exchange_of(world: World) -> dict[str, Any]:
     """What exchange costs between these ranks of a node. Collective."""
-    found: dict[str, Any] = {"step_s": empty_step(world)}
+    found: dict[str, Any] = {"step_s": empty_step(world), "turns": 1.0}
     if world.size == 1:
         return found
     shared = all_reduces(world, SHARED)
     found[MESSAGES] = costs_of(all_reduces(world, MESSAGES))
     found[SHARED] = costs_of(shared) if shared is not None else found[MESSAGES]
-    found["collective_s"] = interpreter(world) if shared is not None else 0.0
+    found["collective_s"], found["turns"] = by_shared_memory(world)
     if world.size == 2:
         found["stage_messages"] = messages(world)
     return found
@@ -105,7 +105,7 @@ def costs_of(costs: Costs | None) -> dict[str, Any]:
 
 def exchange_line(n: str, found: dict[str, Any]) -> str:
     alone = f"{n} rank{'s' * (n != '1')}: a step of nothing takes {in_time(found['step_s'])}"
-    return alone if n == "1" else alone + "".join(
+    return alone if n == "1" else f"{alone}; equal work {found['turns']:.2f} times its processor time" + "".join(
         f"; {way}: alpha {in_time(found[way]['alpha'])}, beta {found[way]['beta'] * 1e9:.3f} ns/B" for way in (SHARED, MESSAGES))
 
 

@@ -12,6 +12,7 @@ Of repeated measurements the lower quartile counts: what else a host does can on
 from __future__ import annotations
 
 import socket
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ import numpy as np
 
 from mpitrain.backend import CPU
 from mpitrain.bench.allreduce import Side, contender
-from mpitrain.bench.calibrate_busy import together
+from mpitrain.bench.calibrate_busy import block, together
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, Unavailable, quartiles
 from mpitrain.bench.train import Training
@@ -48,6 +49,7 @@ SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
 SHARED = "shared"
 TURNS, PROBES, STEPS = 12, 40, 160
 SENT = (8, 4 << 10, 64 << 10, 1 << 20)                        # bytes of messages between stages
+WORK, REPEATS = 0.025, 25                                     # seconds of computing between two barriers, and how often
 TINY = (8, 8, 2, 4)                                           # inputs, hidden, outputs and rows of a model that computes nothing
 
 
@@ -106,13 +108,18 @@ def costs(n: int, points: Sequence[Sequence[float]]) -> Costs:
     return Costs(alpha, beta, 0.0, [list(point) for point in points])
 
 
-def interpreter(world: World) -> float:
-    """Seconds that Python adds to a small all-reduce which is started and waited for, as a bucket of gradients is, over one that
-    is run in one call. Collective."""
-    messages = Channel(world.comm.Dup(), "calibrate")
-    comm: Any = messages.comm
-    node = Node(comm, messages.progress)
-    channel = SharedChannel(messages, node)
+def by_shared_memory(world: World) -> tuple[float, float]:
+    """Of ranks that share memory: (the interpreter's seconds of a collective, how many times longer equal work takes on all of
+    them than its processor time). Collective.
+
+    The interpreter's seconds are those of a small all-reduce which is started and waited for, as a bucket of gradients is, over
+    one that is run in one call. More ranks than cores take turns, in the way of this host's scheduler: each rank computes for
+    about as long as a step of training, and sleeps in an all-reduce until the last one is there.
+    """
+    channel_of_messages = Channel(world.comm.Dup(), "calibrate")
+    comm: Any = channel_of_messages.comm
+    node = Node(comm, channel_of_messages.progress)
+    channel = SharedChannel(channel_of_messages, node)
     array, clock = channel.allocate(8).view(np.float64), Clock(world)
     prepared = channel.prepare(array, "probe")
 
@@ -121,10 +128,31 @@ def interpreter(world: World) -> float:
             run()
     both = [[clock.time(partial(often, run)) / PROBES for _ in range(TURNS)]
             for run in (prepared.run, lambda: prepared.start().wait())]
+    alone, apart = (quartiles(times)[0] for times in both)
+    longer = in_turns(world, prepared.run)
     channel.close()
     node.close()
-    alone, apart = (quartiles(times)[0] for times in both)
-    return max(0.0, apart - alone)
+    return max(0.0, apart - alone), longer
+
+
+def in_turns(world: World, barrier: Callable[[], Any]) -> float:
+    """How many times its processor time the same work takes, until `barrier` says that all ranks have done it."""
+    run = block()
+    run()
+    spent = time.thread_time()
+    run()
+    calls, ratios = max(1, round(WORK / (time.thread_time() - spent))), []
+    calls = world.comm.bcast(calls, root=0)
+    for _ in range(REPEATS):
+        barrier()
+        began, spent = time.perf_counter(), time.thread_time()
+        for _ in range(calls):
+            run()
+        spent = time.thread_time() - spent
+        barrier()
+        ratios.append((time.perf_counter() - began) / spent)
+    everyone = world.comm.allgather(statistics.median(ratios))
+    return float(max(1.0, statistics.median(everyone)))
 
 
 def messages(world: World) -> list[list[float]]:

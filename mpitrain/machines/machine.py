@@ -2,19 +2,20 @@
 
     name = "dgx-a100"
     flops = {bfloat16 = 312e12, float32 = 19.5e12}     # peak of a rank's processor, FLOP/s
-    efficiency = 0.58                                  # the share of it that compute reaches
+    efficiency = 0.66                                  # the share of it that compute reaches
     assumed = ["efficiency"]                           # what has no source; a plan that uses the file says so
 
     [[levels]]                                         # from the inside out
-    name = "NVSwitch"
+    name = "node"
     ranks = 8                                          # so many share it; 0: any number
     alpha = 3e-6                                       # seconds a message
     beta = 4e-12                                       # seconds a byte
-    gamma = 1.25e-12                                   # seconds a byte added up
+    gamma = 1.5e-12                                    # seconds a byte added up
+    sharing = 1                                        # so many ranks of a unit inside of it share one link
 
     [sources]
     flops = "NVIDIA A100 datasheet"
-    "levels.NVSwitch.beta" = "..."
+    "levels.node.beta" = "..."
 
 `bench fit --out` writes such a file of this machine.
 """
@@ -23,16 +24,24 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
+from itertools import pairwise
 from math import inf
 from pathlib import Path
 from typing import Any
 
-from mpitrain.errors import ConfigError, MissingError, nearest
+from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
 from mpitrain.files.toml import toml
 from mpitrain.schedules.level_times import Level
 
 FOLDER = Path(__file__).parent
+LARGEST_FILE = 1 << 20                       # bytes; what `bench fit` writes has 10 kB
+TABLES = ("flops", "measured", "sources")
+WHOLE = ("ranks", "sharing", "cores")
+SHARES = ("efficiency", "overlap")
+POSITIVE = ("efficiency", "memory_bandwidth", "sharing")
+EXAMPLES = {"name": '"ours"', "levels": "[{...}]", "flops": "{float32 = 1e12}", "efficiency": "0.5", "memory_bandwidth": "1e11",
+            "ranks": "8", "alpha": "1e-6", "beta": "1e-10", "gamma": "1e-11"}
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,7 @@ class MachineFile:
     spread: float = 0.0
     idle_watts: float = 0.0
     busy_watts: float = 0.0
-    cores: int = 0
+    cores: float = 0.0
     overlap: float = 1.0
     measured: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
@@ -84,40 +93,111 @@ def load_machine(name_or_path: str | Path) -> MachineFile:
         if text.endswith(".toml"):
             raise MissingError("expected a machine file; `mpitrain bench fit --out FILE` writes one of this machine", file=path)
         raise MissingError(f'unknown machine "{text}"{nearest(text, known_machines())}; a file of your own ends in .toml')
+    if path.stat().st_size > LARGEST_FILE:
+        raise ConfigError(f"expected a machine file, found {path.stat().st_size} bytes; the largest that is read has "
+                          f"{LARGEST_FILE}", file=path)
     try:
-        table = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not valid TOML: {error}", file=path) from None
+    except PermissionError:
+        raise AccessError("the machine file may not be read; change its permissions", file=path) from None
     return machine_of(table, path)
 
 
 def machine_of(table: Mapping[str, Any], file: Path | None = None) -> MachineFile:
     """The machine that a table describes. ConfigError as of `load_machine`."""
-    known = [one.name for one in fields(MachineFile)]
-    for key in table:
-        if key not in known:
-            raise ConfigError(f'unknown key "{key}" of a machine{nearest(key, known)}', file=file)
-    for key in ("name", "levels", "flops", "efficiency", "memory_bandwidth"):
-        if key not in table:
-            raise ConfigError(f"{key} of the machine is missing", file=file)
-    levels = tuple(level_of(one, place, file) for place, one in enumerate(table["levels"]))
-    rest = {key: value for key, value in table.items() if key not in ("levels", "assumed")}
-    for key in known:
-        value = rest.get(key)
-        if isinstance(value, (int, float)) and not 0 <= value < inf:
-            raise ConfigError(f"{key} of the machine is {value}; it should be a number, 0 or more", file=file)
-    return MachineFile(levels=levels, assumed=tuple(table.get("assumed", ())), **rest)
+    check_keys(table, MachineFile, "the machine", file)
+    levels = table["levels"]
+    if not (isinstance(levels, list) and levels and all(isinstance(level, dict) for level in levels)):
+        raise ConfigError(f"levels of the machine is {toml(levels)}; write [[levels]], one or more, from the inside out",
+                          file=file)
+    for key, value in table.items():
+        check_value(key, value, "the machine", file)
+    for dtype, value in table["flops"].items():
+        number(value, f"flops.{dtype} of the machine", file, positive=True)
+    made = MachineFile(**{key: value for key, value in table.items() if key not in ("levels", "assumed")},
+                       levels=tuple(level_of(level, place, file) for place, level in enumerate(levels)),
+                       assumed=tuple(table.get("assumed", ())))
+    check_levels(made.levels, file)
+    return made
 
 
 def level_of(table: Mapping[str, Any], place: int, file: Path | None) -> Level:
-    for key in ("name", "ranks", "alpha", "beta", "gamma"):
-        if key not in table:
-            raise ConfigError(f"{key} of level {place + 1} of the machine is missing", file=file)
-    level = Level(**table)
-    for key in ("ranks", "alpha", "beta", "gamma", "sharing"):
-        if not 0 <= getattr(level, key) < inf:
-            raise ConfigError(f'{key} of level "{level.name}" is {getattr(level, key)}; it should be 0 or more', file=file)
-    return level
+    name = table.get("name")
+    what = f'level "{name}"' if isinstance(name, str) else f"level {place + 1}"
+    check_keys(table, Level, what, file)
+    for key, value in table.items():
+        check_value(key, value, what, file)
+    return Level(**table)
+
+
+def check_keys(table: Mapping[str, Any], kind: type[MachineFile] | type[Level], what: str, file: Path | None) -> None:
+    known = {one.name: one.default is MISSING and one.default_factory is MISSING for one in fields(kind)}
+    for key in table:
+        if key not in known:
+            raise ConfigError(f'unknown key "{key}" of {what}{nearest(key, known)}', file=file)
+    for key, required in known.items():
+        if required and key not in table:
+            raise ConfigError(f"{key} of {what} is missing; write {key} = {EXAMPLES[key]}, say", file=file)
+
+
+def check_value(key: str, value: Any, what: str, file: Path | None) -> None:
+    """ConfigError for a value of another type, a negative number, or one beyond its limit."""
+    where = f"{key} of {what}"
+    if key in TABLES:
+        if not isinstance(value, dict) or (key == "sources" and not all(isinstance(source, str) for source in value.values())):
+            raise ConfigError(f"{where} is {toml(value)}; it should be a table{' of texts' * (key == 'sources')}", file=file)
+        if key == "flops" and not value:
+            raise ConfigError(f"{where} is empty; write flops = {EXAMPLES['flops']}, say", file=file)
+    elif key == "name":
+        if not isinstance(value, str):
+            raise ConfigError(f"{where} is {toml(value)}; it should be a text", file=file)
+    elif key == "assumed":
+        if not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise ConfigError(f"{where} is {toml(value)}; it should be a list of keys", file=file)
+    elif key != "levels":
+        number(value, where, file, positive=key in POSITIVE)
+        if key in WHOLE and not isinstance(value, int):
+            raise ConfigError(f"{where} is {toml(value)}; it should be a whole number", file=file)
+        if key in SHARES and value > 1:
+            raise ConfigError(f"{where} is {toml(value)}; it is a share, 1 at most", file=file)
+
+
+def number(value: Any, where: str, file: Path | None, *, positive: bool = False) -> None:
+    least = "above 0" if positive else "0 or more"
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ConfigError(f"{where} is {toml(value)}; it should be a number, {least}", file=file)
+    if not 0 <= value < inf or (positive and value == 0):
+        raise ConfigError(f"{where} is {value}; it should be a number, {least}", file=file)
+
+
+def check_levels(levels: tuple[Level, ...], file: Path | None) -> None:
+    """ConfigError for levels that do not lie inside each other."""
+    if len({level.name for level in levels}) < len(levels):
+        raise ConfigError(f"two levels of the machine have the same name: {', '.join(level.name for level in levels)}", file=file)
+    for inner, outer in pairwise(levels):
+        if not inner.ranks:
+            raise ConfigError(f'level "{inner.name}" takes any number of ranks (ranks = 0), and "{outer.name}" lies outside; '
+                              f"only the last level may", file=file)
+        if outer.ranks % inner.ranks or outer.ranks == inner.ranks:
+            raise ConfigError(f'level "{outer.name}" has {outer.ranks} ranks, no multiple of the {inner.ranks} of "{inner.name}" '
+                              f'inside of it; write ranks = {2 * inner.ranks}, say, or 0 for any number', file=file)
+
+
+def check_ranks(machine: MachineFile, ranks: int) -> None:
+    """ConfigError for a number of ranks that the machine does not hold, or that leaves one of several nodes partly empty."""
+    if ranks < 1:
+        raise ConfigError(f"{ranks} ranks cannot be planned; give at least 1")
+    for level in machine.levels:
+        if level.ranks and ranks > level.ranks and ranks % level.ranks:
+            below = ranks // level.ranks * level.ranks
+            raise ConfigError(f'{ranks} ranks do not fill the {level.ranks} places of each "{level.name}" of machine '
+                              f"{machine.name}; give {below} or {below + level.ranks}")
+    last = machine.levels[-1]
+    if last.ranks and ranks > last.ranks:
+        raise ConfigError(f'{ranks} ranks are more than the {last.ranks} of machine {machine.name}, whose last level is '
+                          f'"{last.name}"; give fewer, or add a level to its file')
 
 
 def to_toml(machine: MachineFile) -> str:

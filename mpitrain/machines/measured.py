@@ -39,7 +39,8 @@ def is_here(machine: MachineFile) -> bool:
 
 
 def at_ranks(machine: MachineFile, ranks: int, *, by_messages: bool = False) -> MachineFile:
-    """The machine as `ranks` ranks of one host find it: its innermost level and Python's seconds are those of so many ranks.
+    """The machine as `ranks` ranks of one host find it: its innermost level, Python's seconds and the cores that they have are
+    those of so many ranks.
 
     `by_messages`: ranks of a node send each other messages instead of sharing memory. A machine that nobody measured is the same
     for any number.
@@ -52,7 +53,7 @@ def at_ranks(machine: MachineFile, ranks: int, *, by_messages: bool = False) -> 
     way = found["messages" if by_messages else "shared"]
     level = replace(machine.levels[0], alpha=way["alpha"], beta=way["beta"], gamma=way["gamma"])
     return replace(machine, levels=(level, *machine.levels[1:]), collective_s=found["collective_s"],
-                   message_s=message_seconds(machine, level.alpha))
+                   message_s=message_seconds(machine, level.alpha), cores=inside / turns(machine, inside))
 
 
 def nearest_count(ranks: int, counts: Sequence[int]) -> str:
@@ -82,5 +83,8 @@ def slowdown(machine: MachineFile, ranks: int, kind: str) -> float:
 
 
 def turns(machine: MachineFile, ranks: int) -> float:
-    """How many ranks of a host share a core where `ranks` are at work."""
-    return max(1.0, ranks / machine.cores) if machine.cores else 1.0
+    """How many times its processor time work takes where `ranks` ranks of a host do as much each: by the number of cores, or as
+    the host's scheduler was measured to let them take turns."""
+    by_cores = max(1.0, ranks / machine.cores) if machine.cores else 1.0
+    table = machine.measured.get("by_ranks", {})
+    return max(by_cores, float(table[str(ranks)]["turns"])) if str(ranks) in table else by_cores
