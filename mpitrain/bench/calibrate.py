@@ -25,17 +25,8 @@ import numpy as np
 
 from mpitrain.bench.allreduce import MESSAGES
 from mpitrain.bench.calibrate_busy import contention, operation_seconds, rates, spread, stream, together, when_busy
-from mpitrain.bench.calibrate_levels import (
-    SHARED,
-    Costs,
-    all_reduces,
-    by_shared_memory,
-    empty_step,
-    hidden_share,
-    messages,
-    nodes_of,
-    on_some,
-)
+from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, hidden_share, messages, nodes_of, on_some
+from mpitrain.bench.calibrate_shared import by_shared_memory, layer_sums
 from mpitrain.bench.energy import Energy
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time
@@ -105,6 +96,7 @@ def exchange_of(world: World) -> dict[str, Any]:
     found[MESSAGES] = costs_of(all_reduces(world, MESSAGES))
     found[SHARED] = costs_of(shared) if shared is not None else found[MESSAGES]
     found["collective_s"], found["turns"] = by_shared_memory(world)
+    found["layers"] = layer_sums(world)
     if world.size == 2:
         found["stage_messages"] = messages(world)
     return found

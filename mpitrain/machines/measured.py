@@ -49,15 +49,25 @@ class MeasuredLevel(Level):
     points: tuple[tuple[float, float], ...] = ()
 
     def all_reduce(self, n: int, nbytes: float) -> float | None:
-        """On the line between the two sizes next to it, in logarithms; in proportion beyond the largest."""
-        if n != self.measured:
-            return None
-        after = bisect_left(self.points, (nbytes, 0.0))
-        if after == len(self.points):
-            return self.points[-1][1] * nbytes / self.points[-1][0]
-        (left, before), (right, then) = self.points[max(0, after - 1)], self.points[after]
-        share = log(nbytes / left) / log(right / left) if right > left and nbytes > left else 0.0
-        return before * (then / before) ** share if after else then
+        return on_curve(self.points, nbytes) if n == self.measured else None
+
+
+def on_curve(points: Sequence[Sequence[float]], nbytes: float) -> float:
+    """Seconds on the line between the two (bytes, seconds) next to `nbytes`, in logarithms; in proportion beyond the largest."""
+    after = bisect_left(points, nbytes, key=lambda point: point[0])
+    if after == len(points):
+        return points[-1][1] * nbytes / points[-1][0]
+    if after == 0:
+        return points[0][1]
+    (left, before), (right, then) = points[after - 1], points[after]
+    return float(before * (then / before) ** (log(nbytes / left) / log(right / left)))
+
+
+def layer_seconds(machine: MachineFile, ranks: int, group: int, nbytes: float) -> float | None:
+    """Seconds of a sum of a layer over `group` ranks of one host, where `ranks` are at work; None where nobody measured it."""
+    table = machine.measured.get("by_ranks", {})
+    points = table.get(str(ranks), {}).get("layers", {}).get(str(group))
+    return on_curve(points, nbytes) if points else None
 
 
 def measured_level(level: Level, costs: Mapping[str, Any], n: int) -> MeasuredLevel:

@@ -55,8 +55,8 @@ def _exchange(problem: Problem, c: Candidate) -> float:
     bounds = find_bounds(problem.n_blocks, pp, c.chunks, ()) if pp * c.chunks > 1 else [0, problem.n_blocks]
     nbytes = sum(_sums(problem.parameters(c.cuts), bounds)[::pp]) * wire_factor(problem.config)
     if c.sharding == "none":
-        return level_seconds("all_reduce", n, stride, nbytes, problem.machine.levels)
-    return level_seconds("reduce_scatter", n, stride, nbytes, problem.machine.levels)
+        return level_seconds("all_reduce", n, stride, nbytes, problem.machine_of(c).levels)
+    return level_seconds("reduce_scatter", n, stride, nbytes, problem.machine_of(c).levels)
 
 
 def _sums(costs: Sequence[float], bounds: Sequence[int]) -> list[float]:

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from mpitrain.config import Config
+from mpitrain.machines.measured import layer_seconds
 from mpitrain.nn import Sequential
 from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage as PlacedStage
@@ -69,7 +71,7 @@ class Sent:
 def step_time(problem: Problem, c: Candidate) -> StepTime:
     """Seconds of a step of the candidate, in parts."""
     algorithm = problem.config.comm.algorithm
-    return simulate_step(work_of(problem, c), c.mesh, c.schedule, c.micro_batches, problem.machine,
+    return simulate_step(work_of(problem, c), c.mesh, c.schedule, c.micro_batches, problem.machine_of(c),
                          algorithm=algorithm if isinstance(algorithm, str) and ":" not in algorithm else "auto")
 
 
@@ -119,17 +121,19 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
     return Stage(
         sum(blocks.forward[first:stop]), backward / 2 + sum(blocks.forward[b] for b in again), backward / 2,
         heard[stop - 1].nbytes * size if stop < problem.n_blocks else 0.0,
-        _sized(of_forward, size), _sized(of_backward, size), (*_sized(ring, size), *gathered),
-        (*_sized(ring_back, size), *gathered, *every), tuple(buckets))
+        _sized(problem, c, of_forward, size), _sized(problem, c, of_backward, size), (*_sized(problem, c, ring, size), *gathered),
+        (*_sized(problem, c, ring_back, size), *gathered, *every), tuple(buckets))
 
 
-def _sized(collectives: Sequence[Collective], factor: float) -> tuple[Collective, ...]:
-    """Of so many rows; equal ones are one, counted."""
+def _sized(problem: Problem, c: Candidate, collectives: Sequence[Collective], factor: float) -> tuple[Collective, ...]:
+    """Of so many rows; equal ones are one, counted. Those along tp take what they were measured to, where somebody has."""
     found: dict[tuple[str, tuple[str, ...], float], float] = {}
     for one in collectives:
         key = one.operation, one.axes, one.nbytes * factor
         found[key] = found.get(key, 0.0) + one.count
-    return tuple(Collective(*key, count) for key, count in found.items())
+    ranks, tp = prod(c.mesh.values()), c.cuts.tp
+    return tuple(Collective(*key, count, layer_seconds(problem.machine, ranks, tp, key[2]) if key[1] == ("tp",) else None)
+                 for key, count in found.items())
 
 
 def width_factor(problem: Problem) -> float:
