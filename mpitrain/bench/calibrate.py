@@ -25,7 +25,8 @@ import numpy as np
 
 from mpitrain.bench.allreduce import MESSAGES
 from mpitrain.bench.calibrate_busy import contention, operation_seconds, rates, spread, stream, together, when_busy
-from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, interpreter, messages, nodes_of, on_some, turn
+from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, hidden_share, messages, nodes_of, on_some
+from mpitrain.bench.calibrate_shared import by_shared_memory, layer_sums
 from mpitrain.bench.energy import Energy
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time
@@ -58,19 +59,21 @@ def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile
     by_ranks = {str(n): on_some(world, node[:n], exchange_of) for n in range(1, len(node) + 1)}
     for n, found in by_ranks.items():
         report.line(exchange_line(n, found))
-    between = on_some(world, [ranks[0] for ranks in nodes], lambda part: costs_of(all_reduces(part, MESSAGES))) \
-        if len(nodes) > 1 else None
+    between = on_some(world, [ranks[0] for ranks in nodes], between_nodes) if len(nodes) > 1 else None
     if between is not None:
-        report.line(f"between {len(nodes)} nodes: alpha {in_time(between['alpha'])}, beta {between['beta'] * 1e9:.3f} ns/B")
+        report.line(f"between {len(nodes)} nodes: alpha {in_time(between['alpha'])}, beta {between['beta'] * 1e9:.3f} ns/B; "
+                    f"{between['overlap']:.0%} of an exchange hides behind work")
     machine = MachineFile(
         name=name, levels=levels_of(by_ranks, between, len(node), len(nodes)), flops=peaks,
         efficiency=min(1.0, statistics.median(row["alone"] for row in products) / peaks["float32"]),
         memory_bandwidth=busy["memory_bytes_s"][0], memory_bytes=memory_of_host() / len(node),
         collective_s=by_ranks[str(len(node))].get("collective_s", 0.0), message_s=by_ranks[str(len(node))].get("message_s", 0.0),
-        reader_bytes_s=on_some(world, [0], lambda _: read_rate()), cores=cores, overlap=0.0,
+        reader_bytes_s=on_some(world, [0], lambda _: read_rate()), cores=cores,
+        overlap=between["overlap"] if between is not None else 0.0,
         spread=on_some(world, node, lambda part: spread(part, min(len(node), cores))),
         measured={"fingerprint": fingerprint(), "ranks": world.size, "nodes": len(nodes), "cores": cores,
-                  "operation_s": operation_seconds(world), "products": products, "contention": busy, "by_ranks": by_ranks},
+                  "operation_s": operation_seconds(world), "products": products, "contention": busy, "by_ranks": by_ranks,
+                  **({} if between is None else {"between": between})},
         sources=dict.fromkeys(("flops", "efficiency", "memory_bandwidth", "levels", "collective_s", "message_s", "reader_bytes_s",
                                "spread"), f"measured by bench fit on {cpu_name()}, {world.size} ranks, {datetime.date.today()}"))
     idle, at_work = watts(world, node)
@@ -86,18 +89,22 @@ def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile
 
 def exchange_of(world: World) -> dict[str, Any]:
     """What exchange costs between these ranks of a node. Collective."""
-    found: dict[str, Any] = {"step_s": empty_step(world)}
+    found: dict[str, Any] = {"step_s": empty_step(world), "turns": 1.0}
     if world.size == 1:
         return found
     shared = all_reduces(world, SHARED)
     found[MESSAGES] = costs_of(all_reduces(world, MESSAGES))
     found[SHARED] = costs_of(shared) if shared is not None else found[MESSAGES]
-    found["collective_s"] = interpreter(world) if shared is not None else 0.0
+    found["collective_s"], found["turns"] = by_shared_memory(world)
+    found["layers"] = layer_sums(world)
     if world.size == 2:
         found["stage_messages"] = messages(world)
-    if world.size > (cores := len(os.sched_getaffinity(0))):
-        found["turn_s"] = turn(world, cores)
     return found
+
+
+def between_nodes(world: World) -> dict[str, Any]:
+    """What exchange costs between one rank of each node. Collective."""
+    return {**costs_of(all_reduces(world, MESSAGES)), "overlap": hidden_share(world), "step_s": empty_step(world)}
 
 
 def costs_of(costs: Costs | None) -> dict[str, Any]:
@@ -107,15 +114,15 @@ def costs_of(costs: Costs | None) -> dict[str, Any]:
 
 def exchange_line(n: str, found: dict[str, Any]) -> str:
     alone = f"{n} rank{'s' * (n != '1')}: a step of nothing takes {in_time(found['step_s'])}"
-    return alone if n == "1" else alone + "".join(
+    return alone if n == "1" else f"{alone}; equal work {found['turns']:.2f} times its processor time" + "".join(
         f"; {way}: alpha {in_time(found[way]['alpha'])}, beta {found[way]['beta'] * 1e9:.3f} ns/B" for way in (SHARED, MESSAGES))
 
 
 def levels_of(by_ranks: dict[str, Any], between: dict[str, Any] | None, in_node: int, nodes: int) -> tuple[Level, ...]:
     """The levels as most ranks that were measured have them."""
     found = []
-    if in_node > 1:
-        inside = by_ranks[str(in_node)]["shared"]
+    if in_node > 1 or nodes > 1:
+        inside = by_ranks[str(in_node)].get(SHARED, {"alpha": 0.0, "beta": 0.0, "gamma": 0.0})
         found.append(Level(NODE, in_node if nodes > 1 else 0, inside["alpha"], inside["beta"], inside["gamma"]))
     if between is not None:
         found.append(Level(NETWORK, 0, between["alpha"], between["beta"], between["gamma"], in_node))

@@ -68,8 +68,9 @@ def stream() -> Callable[[], Any]:
     return lambda: np.add(a, b, out=c)
 
 
-def block() -> Callable[[], Any]:
-    """Forward and backward of a transformer's block, as training runs them: products, passes over memory, and Python."""
+def block(progress: Callable[[], None] | None = None) -> Callable[[], Any]:
+    """Forward and backward of a transformer's block, as training runs them: products, passes over memory, and Python; `progress`
+    is called between the operations of backward, where training moves its messages."""
     batch, length, width, heads = BLOCK
     model = nn.Sequential(("norm", nn.LayerNorm(width)), ("attention", nn.MultiHeadAttention(width, heads, causal=True)),
                           ("wide", nn.Linear(width, 4 * width, activation="gelu")), ("narrow", nn.Linear(4 * width, width)))
@@ -82,7 +83,7 @@ def block() -> Callable[[], Any]:
             parameter.grad = None
         with random.use(random.Scope(0, 0, rows)):
             y = model(Tensor(x))
-        run_backward(y, x)
+        run_backward(y, x, progress=progress)
     return run
 
 

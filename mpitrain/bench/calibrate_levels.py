@@ -1,6 +1,6 @@
 """What ranks exchange costs, for each number of ranks: within a node by shared memory and by messages, between nodes by messages.
 
-    ranks 0 1          all-reduces of 8 B to 4 MiB by both ways, messages to and fro, steps with next to nothing to compute
+    ranks 0 1          all-reduces of 8 B to 8 MiB by both ways, messages to and fro, steps with next to nothing to compute
     ranks 0 1 2        the same
     one rank a node    all-reduces by messages                         where there are several nodes
 
@@ -12,6 +12,7 @@ Of repeated measurements the lower quartile counts: what else a host does can on
 from __future__ import annotations
 
 import socket
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -22,7 +23,7 @@ import numpy as np
 
 from mpitrain.backend import CPU
 from mpitrain.bench.allreduce import Side, contender
-from mpitrain.bench.calibrate_busy import WINDOW, block, together
+from mpitrain.bench.calibrate_busy import block, together
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, Unavailable, quartiles
 from mpitrain.bench.train import Training
@@ -31,8 +32,6 @@ from mpitrain.comm.job.start import World
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.link import Link
 from mpitrain.comm.messages.progress import Progress
-from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.comm.shared.node import Node
 from mpitrain.models import mlp
 from mpitrain.nn import LOSSES
 from mpitrain.optim import AdamW
@@ -44,11 +43,11 @@ from mpitrain.schedules.level_times import ITEM
 from mpitrain.schedules.simulate import Machine, finish_times
 from mpitrain.train.observers import Observer
 
-SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
 SHARED = "shared"
-TURNS, PROBES, STEPS = 12, 40, 160
+TURNS, PROBES, STEPS = 12, 40, 160                            # of sums, of messages, of steps
 SENT = (8, 4 << 10, 64 << 10, 1 << 20)                        # bytes of messages between stages
-TAKEN = 60                                                    # messages to and fro while others compute: less than their window
+HIDDEN = 2 << 20                                              # bytes of an exchange that is to hide behind work
 TINY = (8, 8, 2, 4)                                           # inputs, hidden, outputs and rows of a model that computes nothing
 
 
@@ -107,25 +106,32 @@ def costs(n: int, points: Sequence[Sequence[float]]) -> Costs:
     return Costs(alpha, beta, 0.0, [list(point) for point in points])
 
 
-def interpreter(world: World) -> float:
-    """Seconds that Python adds to a small all-reduce which is started and waited for, as a bucket of gradients is, over one that
-    is run in one call. Collective."""
-    messages = Channel(world.comm.Dup(), "calibrate")
-    comm: Any = messages.comm
-    node = Node(comm, messages.progress)
-    channel = SharedChannel(messages, node)
-    array, clock = channel.allocate(8).view(np.float64), Clock(world)
-    prepared = channel.prepare(array, "probe")
+def hidden_share(world: World) -> float:
+    """The share of an exchange by messages that goes on while the rank computes: 1 where others move the bytes, 0 where its own
+    core does. Collective.
 
-    def often(run: Callable[[], Any]) -> None:
-        for _ in range(PROBES):
+    An all-reduce is started, work that takes about as long follows, as backward has it, and the all-reduce is waited for:
+    (exchange alone + work alone - both) / the shorter of the two alone.
+    """
+    progress, clock = Progress(), Clock(world)
+    channel = Channel(world.comm.Dup(), "calibrate", progress=progress)
+    array, run = np.zeros(HIDDEN // ITEM, np.float32), block(progress.progress)
+
+    def work(calls: int) -> None:
+        for _ in range(calls):
             run()
-    both = [[clock.time(partial(often, run)) / PROBES for _ in range(TURNS)]
-            for run in (prepared.run, lambda: prepared.start().wait())]
+
+    def both(calls: int) -> None:
+        exchange = channel.start_allreduce(array, "probe")
+        work(calls)
+        exchange.wait()
+    work(1)
+    both(0)
+    calls = max(1, round(clock.time(lambda: both(0)) / clock.time(lambda: work(1))))
+    times = [[clock.time(partial(action, calls)) for action in (work, lambda _: both(0), both)] for _ in range(TURNS)]
+    computing, exchanging, together_s = (statistics.median(column) for column in zip(*times))
     channel.close()
-    node.close()
-    alone, apart = (quartiles(times)[0] for times in both)
-    return max(0.0, apart - alone)
+    return float(min(1.0, max(0.0, (computing + exchanging - together_s) / min(computing, exchanging))))
 
 
 def messages(world: World) -> list[list[float]]:
@@ -147,29 +153,6 @@ def messages(world: World) -> list[list[float]]:
         points.append([float(size), quartiles(times)[0] if times else 0.0])
     link.close()
     return points
-
-
-def turn(world: World, cores: int) -> float:
-    """Seconds of a small message between two ranks that wait for each other, while the others, at most one a core, compute.
-    Collective."""
-    link, run, times = Link(world.comm.Dup(), "calibrate", Progress()), block(), []
-    array, peer = np.zeros(SENT[0], np.uint8), 1 - world.rank
-    together(world)
-    began = time.perf_counter()
-    if world.rank >= 2:
-        while world.rank < 2 + cores and time.perf_counter() - began < 2 * WINDOW:
-            run()
-    for number in range(TAKEN if world.rank < 2 else 0):
-        start = time.perf_counter()
-        if number % 2 == world.rank:
-            link.send(array, peer, number, "a probe")
-        else:
-            link.receive(array.shape, array.dtype, peer, number, "a probe").wait()
-        times.append(time.perf_counter() - start)
-    link.finish()
-    together(world)
-    link.close()
-    return sum(times) / len(times) if times else 0.0
 
 
 class Steps(Observer):

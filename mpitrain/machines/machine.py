@@ -53,7 +53,6 @@ class MachineFile:
     collective_s      seconds of the interpreter for one collective   message_s     the same for one message
     reader_bytes_s    bytes/s that data are read with; 0: at once     spread        standard deviation of the log of step seconds
     idle_watts, busy_watts   of a rank's processor                    cores         of a host; 0: as many as ranks
-    turn_s            seconds until a rank that waits sees its message, where others are at work on its core
     overlap           share of the exchange that can travel while the rank computes: 0 where its own core moves the bytes
     measured          what `bench fit` adds: tables                   sources       key -> where the number comes from
     assumed           keys without a source
@@ -71,8 +70,7 @@ class MachineFile:
     spread: float = 0.0
     idle_watts: float = 0.0
     busy_watts: float = 0.0
-    cores: int = 0
-    turn_s: float = 0.0
+    cores: float = 0
     overlap: float = 1.0
     measured: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)

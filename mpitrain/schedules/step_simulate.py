@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Protocol
 
 from mpitrain.errors import ConfigError
@@ -40,9 +40,7 @@ class StepMachine(Protocol):
     @property
     def overlap(self) -> float: ...
     @property
-    def cores(self) -> int: ...
-    @property
-    def turn_s(self) -> float: ...
+    def cores(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str | Schedule,
     times = pipeline_times(schedule, pp, n_micro, [turns * s.forward + extra[0] for s, extra in zip(work.stages, extras)],
                            [turns * s.backward + extra[1] for s, extra in zip(work.stages, extras)],
                            [turns * s.weight for s in work.stages], [side.message(s.message_bytes) for s in work.stages],
-                           pp / side.turns)
+                           pp / side.turns if pp > 1 else inf)
     compute, tensor = max(((n_micro * turns * sum(stage.compute for stage in work.stages[s::pp]),
                             n_micro * sum(map(sum, extras[s::pp]))) for s in range(pp)), key=sum)
     ends = [side.exchange(work.stages[s::pp], times, s, pp) for s in range(pp)]
@@ -188,7 +186,7 @@ class _Side:
 
     def message(self, nbytes: float) -> float:
         n, stride = group(self.lengths, ("pp",))
-        return message_seconds(n, stride, nbytes, self.machine.levels) + (self.machine.turn_s if self.turns > 1 else 0.0)
+        return message_seconds(n, stride, nbytes, self.machine.levels)
 
     def exchange(self, stages: Sequence[Stage], times: PipelineTimes, place: int, pp: int) -> float:
         """When pipeline stage `place` has exchanged its gradients: bucket after bucket, as they get ready."""
