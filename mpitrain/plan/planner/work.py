@@ -1,10 +1,10 @@
 """The work of a step of a candidate, for `schedules.step_simulate`: seconds of stages, collectives, buckets.
 
-    comm.sharding    in each micro-batch                                  at the end of the last backward    after the update
-    none                                                                  all-reduce of buckets
-    optimizer                                                             reduce-scatter of buckets          all-gather of parameters
-    gradients        reduce-scatter of buckets, behind backward           reduce-scatter of buckets          all-gather of parameters
-    parameters       the same, and all-gather of blocks, fetched ahead    reduce-scatter of buckets
+    comm.sharding    in each micro-batch                           in the last backward         after the update
+    none                                                           all-reduce of buckets
+    optimizer                                                      reduce-scatter of buckets    all-gather of parameters
+    gradients        reduce-scatter of buckets, behind backward    reduce-scatter of buckets    all-gather of parameters
+    parameters       the same, and all-gather of blocks, ahead     reduce-scatter of buckets
 
 Recomputed blocks run forward once more in backward, with their collectives. A backward that is split takes half its seconds for
 the gradient of the input, and half for those of parameters.
@@ -14,9 +14,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple
 
 from mpitrain.config import Config
+from mpitrain.machines.measured import at_ranks
 from mpitrain.nn import Sequential
 from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage as PlacedStage
@@ -69,8 +71,11 @@ class Sent:
 def step_time(problem: Problem, c: Candidate) -> StepTime:
     """Seconds of a step of the candidate, in parts."""
     algorithm = problem.config.comm.algorithm
-    return simulate_step(work_of(problem, c), c.mesh, c.schedule, c.micro_batches, problem.machine,
-                         algorithm=algorithm if isinstance(algorithm, str) and ":" not in algorithm else "auto")
+    name = algorithm if isinstance(algorithm, str) and ":" not in algorithm else "auto"
+    by_messages = name != "auto" or c.sharding in ("gradients", "parameters")
+    machine = problem.once(("machine", by_messages, prod(c.mesh.values())),
+                           lambda: at_ranks(problem.machine, prod(c.mesh.values()), by_messages=by_messages))
+    return simulate_step(work_of(problem, c), c.mesh, c.schedule, c.micro_batches, machine, algorithm=name)
 
 
 def work_of(problem: Problem, c: Candidate) -> Work:
@@ -108,8 +113,8 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
     size = width_factor(problem) * rows
     within = range(first, stop)
     operation = "all_reduce" if c.sharding == "none" else "reduce_scatter"
-    buckets = [Bucket(leaves.nbytes, min(1.0, sum(blocks.backward[leaves.lowest:stop]) / (backward or 1.0)), operation, leaves.axes)
-               for leaves in sent.buckets.get(v, ())]
+    buckets = [Bucket(one.nbytes, min(1.0, sum(blocks.backward[one.lowest:stop]) / (backward or 1.0)), operation, one.axes)
+               for one in sent.buckets.get(v, ())]
     every = () if c.sharding not in ("gradients", "parameters") or c.micro_batches == 1 else tuple(
         Collective("reduce_scatter", bucket.axes, bucket.nbytes, (c.micro_batches - 1) / c.micro_batches) for bucket in buckets)
     gathered = tuple(sent.gathered[v]) if c.sharding == "parameters" else ()
