@@ -64,6 +64,23 @@ def test_as_many_groups_as_are_ahead_have_work() -> None:
     assert isinstance(made.next()[0], Start)
 
 
+def test_results_are_seen_in_the_order_in_which_acted_workers_would_end() -> None:
+    """Worked out by hand: two workers, halves promoted, a start lasts 1 tick, and a promotion from 1 to 4 epochs 3."""
+    made = decisions(Asha(2), trials=8, rungs=(1, 4), ahead=2)
+    seen: list[tuple[int, int]] = []
+    see = made.seen.apply                                                                   # type: ignore[attr-defined]
+
+    def watched(record: Any) -> None:
+        if record["kind"] == "result":
+            seen.append((record["trial"], record["rung"]))
+        see(record)
+    made.seen.apply = watched                                                               # type: ignore[attr-defined]
+    replay(made, 2, lambda trial, reached, rung: ({"accuracy": 1.0 - trial.id / 9}, float(trial.id % 3 + 1)))
+    # Tick 1: 0 ends, 2 starts; 1 ends, 0 goes on until 4. Tick 2: 2 ends, 3 starts; tick 3: 3 ends, 1 goes on until 6.
+    # Tick 4: 0 ends, which had started before any that ends then.
+    assert seen[:6] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1), (4, 0)]
+
+
 @pytest.mark.parametrize("ahead", [0, 5])
 @pytest.mark.parametrize(("pruner", "sampler"), KINDS)
 def test_a_study_killed_at_any_record_loses_no_result_and_runs_nothing_twice(pruner: str, sampler: str, ahead: int) -> None:

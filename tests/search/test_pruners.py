@@ -42,7 +42,7 @@ def by_algorithm_2(table: Table, eta: int) -> tuple[int, int] | None:
 @pytest.mark.parametrize("eta", [2, 3, 4])
 def test_asha_decides_as_algorithm_2_of_the_paper(eta: int) -> None:
     made = decisions(Asha(eta), trials=120, rungs=RUNGS)
-    ask, checked = made.next, 0
+    ask, checked, random = made.next, 0, np.random.default_rng(eta)
 
     def compared() -> Any:
         nonlocal checked
@@ -54,7 +54,7 @@ def test_asha_decides_as_algorithm_2_of_the_paper(eta: int) -> None:
             assert (action.trial.id, action.rung) == (expected or (len(made.table.trials) - 1, 0))      # type: ignore[union-attr]
         return action, records
     made.next = compared                                                                    # type: ignore[method-assign]
-    replay(made, 5, job)
+    replay(made, 5, lambda trial, reached, rung: ({"accuracy": float(random.random())}, float(random.random())))
     assert checked > 120 and states(made.table).keys() == {FINISHED, PAUSED}
 
 
@@ -92,7 +92,7 @@ def reports(seed: int, n: int = 60) -> Any:
             continue
         place = int(random.integers(len(running)))
         trial, rung = running[place]
-        value = round(float(random.normal(trial % 7, 2) + rung), 1)                        # ties among them
+        value = float(round(random.normal(trial % 7, 3)))                                  # ties among them
         pruned = yield trial, rung, value
         if pruned or rung == len(RUNGS) - 1:
             running.pop(place)
