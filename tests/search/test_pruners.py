@@ -122,10 +122,10 @@ def test_stopping_decisions_are_optunas(name: str, seed: int) -> None:
             trials[number] = study.ask()
         trials[trial].report(value, RUNGS[rung])
         table.apply(result(trial, rung, {"accuracy": value}))
-        pruned, last = trials[trial].should_prune(), rung == len(RUNGS) - 1
+        pruned, last = bool(trials[trial].should_prune()), rung == len(RUNGS) - 1       # Optuna's may be NumPy's
         if not last:
             kept.append(not pruned)
-            assert ours.keep(table.trials[trial], rung, table) is not pruned
+            assert ours.keep(table.trials[trial], rung, table) != pruned
             table.apply({"kind": "stop", "trial": trial, "rung": rung} if pruned else
                         {"kind": "promote", "trial": trial, "rung": rung + 1})
         if pruned and not last:
@@ -137,6 +137,26 @@ def test_stopping_decisions_are_optunas(name: str, seed: int) -> None:
         except StopIteration:
             break
     assert 10 < sum(kept) < len(kept) - 10                            # both answers were compared
+
+
+def test_asha_promotes_at_the_highest_rung_first() -> None:
+    """Trial 0 may go on to rung 2, and trial 4 to rung 1."""
+    table = Table((1, 3, 9), ACCURACY, 8)
+
+    def happens(kind: str, trial: int, rung: int, value: float = 0.0) -> None:
+        table.apply({"kind": kind, "trial": trial, "rung": rung, "values": {"accuracy": value}})
+    for trial, value in enumerate((0.9, 0.8, 0.7, 0.6)):
+        happens("start", trial, 0)
+        happens("result", trial, 0, value)
+    for trial in (0, 1):
+        happens("promote", trial, 1)
+        happens("result", trial, 1, 0.9 - trial)
+    for trial in (4, 5):
+        happens("start", trial, 0)
+        happens("result", trial, 0, 0.95)
+    assert Asha(2).decide(table) == Promote(table.trials[0], 2)
+    happens("promote", 0, 2)
+    assert Asha(2).decide(table) == Promote(table.trials[4], 1)
 
 
 @pytest.mark.parametrize("name", sorted(PRUNERS))
