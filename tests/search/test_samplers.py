@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,15 @@ def test_an_unknown_sampler_of_optuna_is_refused(tmp_path: Path, name: str, told
     with pytest.raises(ConfigError) as error:
         read_study(study_file(tmp_path), [f"search.sampler=optuna:{name}"])
     assert told in str(error.value)
+
+
+def test_a_sampler_whose_package_is_missing_is_a_line(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    if importlib.util.find_spec("cmaes"):
+        pytest.skip("cmaes is installed")
+    with pytest.raises(ConfigError) as error:
+        replay(read_study(study_file(tmp_path), ["search.sampler=optuna:CmaEsSampler"]).decisions(), 1, job)
+    assert "No module named 'cmaes'" in str(error.value)
 
 
 def test_without_optuna_a_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
