@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpitrain.arguments import call_with, parameters_of
+from mpitrain.arguments import call, call_with, parameters_of
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.search.front import Objective
 from mpitrain.search.samplers import Asked, draws
@@ -65,7 +65,7 @@ class OptunaSampler:
                 self.known[key] = self.told(trial, table)
             if self.known[key] is not None:
                 study.add_trial(self.known[key])
-        asked = study.ask(self.distributions)
+        asked = call(study.ask, self.what, {}, self.distributions)       # some need packages that Optuna does not bring
         values = {key: self.value(key, asked.params[key]) for key in self.space.dimensions}
         kept = study.get_trials(deepcopy=False)[-1].system_attrs
         return Asked(values, dict(kept))

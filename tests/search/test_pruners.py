@@ -42,7 +42,7 @@ def by_algorithm_2(table: Table, eta: int) -> tuple[int, int] | None:
 @pytest.mark.parametrize("eta", [2, 3, 4])
 def test_asha_decides_as_algorithm_2_of_the_paper(eta: int) -> None:
     made = decisions(Asha(eta), trials=120, rungs=RUNGS)
-    ask, checked = made.next, 0
+    ask, checked, random = made.next, 0, np.random.default_rng(eta)
 
     def compared() -> Any:
         nonlocal checked
@@ -54,7 +54,7 @@ def test_asha_decides_as_algorithm_2_of_the_paper(eta: int) -> None:
             assert (action.trial.id, action.rung) == (expected or (len(made.table.trials) - 1, 0))      # type: ignore[union-attr]
         return action, records
     made.next = compared                                                                    # type: ignore[method-assign]
-    replay(made, 5, job)
+    replay(made, 5, lambda trial, reached, rung: ({"accuracy": float(random.random())}, float(random.random())))
     assert checked > 120 and states(made.table).keys() == {FINISHED, PAUSED}
 
 
@@ -92,7 +92,7 @@ def reports(seed: int, n: int = 60) -> Any:
             continue
         place = int(random.integers(len(running)))
         trial, rung = running[place]
-        value = round(float(random.normal(trial % 7, 2) + rung), 1)                        # ties among them
+        value = float(round(random.normal(trial % 7, 3)))                                  # ties among them
         pruned = yield trial, rung, value
         if pruned or rung == len(RUNGS) - 1:
             running.pop(place)
@@ -122,10 +122,10 @@ def test_stopping_decisions_are_optunas(name: str, seed: int) -> None:
             trials[number] = study.ask()
         trials[trial].report(value, RUNGS[rung])
         table.apply(result(trial, rung, {"accuracy": value}))
-        pruned, last = trials[trial].should_prune(), rung == len(RUNGS) - 1
+        pruned, last = bool(trials[trial].should_prune()), rung == len(RUNGS) - 1       # Optuna's may be NumPy's
         if not last:
             kept.append(not pruned)
-            assert ours.keep(table.trials[trial], rung, table) is not pruned
+            assert ours.keep(table.trials[trial], rung, table) != pruned
             table.apply({"kind": "stop", "trial": trial, "rung": rung} if pruned else
                         {"kind": "promote", "trial": trial, "rung": rung + 1})
         if pruned and not last:
@@ -137,6 +137,26 @@ def test_stopping_decisions_are_optunas(name: str, seed: int) -> None:
         except StopIteration:
             break
     assert 10 < sum(kept) < len(kept) - 10                            # both answers were compared
+
+
+def test_asha_promotes_at_the_highest_rung_first() -> None:
+    """Trial 0 may go on to rung 2, and trial 4 to rung 1."""
+    table = Table((1, 3, 9), ACCURACY, 8)
+
+    def happens(kind: str, trial: int, rung: int, value: float = 0.0) -> None:
+        table.apply({"kind": kind, "trial": trial, "rung": rung, "values": {"accuracy": value}})
+    for trial, value in enumerate((0.9, 0.8, 0.7, 0.6)):
+        happens("start", trial, 0)
+        happens("result", trial, 0, value)
+    for trial in (0, 1):
+        happens("promote", trial, 1)
+        happens("result", trial, 1, 0.9 - trial)
+    for trial in (4, 5):
+        happens("start", trial, 0)
+        happens("result", trial, 0, 0.95)
+    assert Asha(2).decide(table) == Promote(table.trials[0], 2)
+    happens("promote", 0, 2)
+    assert Asha(2).decide(table) == Promote(table.trials[4], 1)
 
 
 @pytest.mark.parametrize("name", sorted(PRUNERS))
