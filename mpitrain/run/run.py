@@ -65,6 +65,7 @@ class AsTrial(NamedTuple):
 class Run(Ranks):
     """A run of `config` on the ranks of `comm`."""
 
+    trains = True
     _survivors: Survivors | None = None
     _as_trial: AsTrial | None = None
 
@@ -200,7 +201,8 @@ class Run(Ranks):
         trainer.observers += [memory, *asked]
         saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
                                      "mesh": about["mesh"], **kept})
-        about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {})}
+        about |= {"id": kept["id"], "changes": kept["changes"], **({"numerics": job.numerics} if job.numerics else {}),
+                  **({"limits": self.limits} if self.limits else {})}
         if self._survivors is not None:
             about |= self._survivors.begin(session, job, saver)
 
