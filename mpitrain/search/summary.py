@@ -66,7 +66,7 @@ def times(table: Table, records: Sequence[Record], groups: Groups, decisions: Se
     seconds = sum(job["seconds"] for job in jobs)
     rank_seconds = sum(job["seconds"] * job["ranks"] for job in jobs)
     busy, trained = (sum(record[key] * job["ranks"] / job["groups"] for job in jobs for record in job["outcomes"])
-                     for key in ("work_s", "train_s"))
+                     for key in ("busy_s", "train_s"))
     best, to_best = table.best(), None
     if best is not None:
         last = next(record for record in reversed(outcomes) if record["trial"] == best.id)

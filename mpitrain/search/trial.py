@@ -125,8 +125,8 @@ class TrialRuns:
         return failure(job.trial, job.rung, code, message, samples=samples, **self._about())
 
     def _about(self) -> dict[str, Any]:
-        work_s = time.perf_counter() - self._began
-        return {"group": self.groups.number, "time": time.time(), "work_s": round(work_s, 6), **self.clock.take()}
+        busy_s = time.perf_counter() - self._began
+        return {"group": self.groups.number, "time": time.time(), "busy_s": round(busy_s, 6), **self.clock.take()}
 
     def _code(self, error: BaseException) -> str | None:
         """The code of an error that ends the trial alone."""

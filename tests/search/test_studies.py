@@ -54,7 +54,7 @@ def test_ranks_of_a_trial_change_no_bit_where_the_layout_does_not_count(tmp_path
 @pytest.mark.parametrize("mesh", ["pp", "dp"])
 def test_a_trial_that_fails_alike_ends_alone(tmp_path, study, mesh):
     study.write_text(STUDY.replace("[3e-3, 0.3]", "[1e-2, 1e12]").replace('order = "fixed"', ""))
-    result = search(4, study, "search.ranks=2", f"mesh.{mesh}=2", "search.pruner=none", "search.rungs=[1]", "train.epochs=1",
+    result = search(2, study, "search.ranks=2", f"mesh.{mesh}=2", "search.pruner=none", "search.rungs=[1]", "train.epochs=1",
                     "search.trials=6", "run.out=study")
     assert result.rc == 0, result.err
     found = told(tmp_path / "study")
