@@ -31,12 +31,13 @@ from mpitrain.search.population import draws, exchange_of, exploit, explored, pa
 from mpitrain.search.space import Values
 from mpitrain.search.study import Group, Told
 from mpitrain.search.study_file import Study
-from mpitrain.search.table import Record
+from mpitrain.search.table import PAUSED, Record
 from mpitrain.search.trial import Job, TrialRuns, configured
 from mpitrain.train.build.assembly import Job as Built
 from mpitrain.train.build.evaluation import make_evaluator
 from mpitrain.train.build.from_config import describe as described
 from mpitrain.train.build.from_config import make_metrics
+from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.sizes import with_sizes
 from mpitrain.train.build.trial import try_samples
 from mpitrain.train.intervals import Pauses, Plan
@@ -48,9 +49,10 @@ class MemberRun(Run):
     """A run whose parts can be had while it trains."""
 
     built: Built
+    inputs: Inputs                           # whose transforms have learned what they need
 
     def _fit(self, session: Session, job: Built, *rest: Any) -> Trained:
-        self.built = job
+        self.built, self.inputs = job, session.inputs
         return super()._fit(session, job, *rest)
 
 
@@ -120,8 +122,10 @@ class Population(Group):
 
     def _finish(self, turn: int) -> None:
         assert self.table is not None
-        self.table.add({"kind": "job", "event": EXCHANGED, "round": turn, "time": time.time()},
-                       *({"kind": "promote", "trial": member, "rung": turn + 1} for member in self._able()))
+        trials = self.table.decisions.table.trials
+        go_on = [member for member in self._able() if trials[member].state == PAUSED]        # some may have, and be written
+        self.table.add(*({"kind": "promote", "trial": member, "rung": turn + 1} for member in go_on),
+                       {"kind": "job", "event": EXCHANGED, "round": turn, "time": time.time()})
 
     # -- all ranks -----------------------------------------------------------------------------------------------------
 
@@ -281,7 +285,11 @@ class Members(TrialRuns):
             job = Job(population.member, population.values[population.member], rung)
             self.clock.close()
             record = self._record(job, config, Trained(step, metrics, {}, paused=True))
-            goes_on = population.meet(rung, record, self._run.built)
+            try:
+                goes_on = population.meet(rung, record, self._run.built)
+            except Exception as error:
+                error.of_study = True                         # type: ignore[attr-defined]
+                raise
             self.clock.begin(self._run.built.trainer)         # type: ignore[arg-type]
             return goes_on
         return Pauses(list(steps), meets)
@@ -294,7 +302,8 @@ class Members(TrialRuns):
         better. The run has its own state afterwards. It communicates."""
         objective = self.study.objectives[0]
         if self._judges is None:
-            self._judges = _tournament(built, self.population)
+            assert self._run is not None
+            self._judges = _tournament(built, self._run.inputs, self.population)
         mine = self._judges.run()[objective.name]
         own = self.population.links.swap(built, partner)
         theirs = self._judges.run()[objective.name]
@@ -303,9 +312,9 @@ class Members(TrialRuns):
         return (sign * mine, sign * theirs) if mine - mine == theirs - theirs == 0 else None
 
 
-def _tournament(built: Built, population: Population) -> Any:
+def _tournament(built: Built, inputs: Inputs, population: Population) -> Any:
     """The evaluator of a member's tournament rows: each N-th of the validation rows."""
-    evaluator, inputs, config = built.trainer.evaluator, population.groups.session.inputs, built.config
+    evaluator, config = built.trainer.evaluator, built.config
     assert evaluator is not None
     with guard.symmetric():
         rows = inputs.validation_rows[population.member::population.members]

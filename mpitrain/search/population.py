@@ -96,21 +96,17 @@ def draws(seed: int, turn: int, member: int = 0) -> np.random.Generator:
 
 
 def exploit(scores: Mapping[int, Score | None], quantile: float, seed: int, turn: int) -> dict[int, int]:
-    """Who takes whose weights: the lowest quantile of the members, each those of one drawn of the highest that is better.
+    """Who takes whose weights: the lowest quantile of the members, each those of one drawn of the highest.
 
-    Members without a score are the lowest. With several objectives the order is that of fronts.
+    Members without a score are the lowest; of equal ones, those with the higher number. With several objectives the order is that
+    of fronts.
     """
     known = {member: score for member, score in sorted(scores.items()) if score is not None}
     best = [list(known)[i] for i in front.order(list(known.values()))]
     ranked = [*best, *sorted(member for member, score in scores.items() if score is None)]
     n = min(max(1, int(quantile * len(ranked))), len(ranked) // 2)
     high, low = [member for member in ranked[:n] if scores[member] is not None], ranked[len(ranked) - n:]
-    found: dict[int, int] = {}
-    for member in low if high else ():
-        source = high[int(draws(seed, turn, member).random() * len(high))]
-        if scores[source] != scores[member]:
-            found[member] = source
-    return found
+    return {member: high[int(draws(seed, turn, member).random() * len(high))] for member in low} if high else {}
 
 
 def explored(space: Space, values: Values, exchange: Exchange, seed: int, turn: int, member: int) -> Values:
