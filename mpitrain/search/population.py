@@ -1,7 +1,7 @@
 """What a population decides: which member goes on with whose weights, and with what values. Pure; no MPI.
 
-    pbt          population based training (Jaderberg et al. 2017, 1711.09846): after each `every` epochs the members of the lowest
-                 `quantile` take the weights of one of the highest (exploit), and change their values a little (explore)
+    pbt          population based training (Jaderberg et al. 2017, 1711.09846): after each `every` epochs the members of the
+                 lowest `quantile` take the weights of one of the highest (exploit), and change their values a little (explore)
     tournament   pairs are drawn; both judge both models on tournament rows of their own, and where the two judgements agree that
                  one of the models is better, both go on with it (Jacobs et al. 2017, LTFB; LBANN)
 
@@ -74,7 +74,7 @@ def with_population(search: SearchConfig, base: Config) -> SearchConfig:
             (search.pruner not in ("asha", "none"), f'search.pruner = "{search.pruner}": nobody is pruned; leave it out'),
             (bool(search.rungs), "search.rungs is for pruners; search.exchange.every says after how many epochs members meet"),
             (search.order != "free", 'search.order = "fixed" is how it is always; leave it out'),
-            (bool(base.stop.patience), f"stop.patience = {base.stop.patience} would end members at different steps; leave it out"),
+            (bool(base.stop.patience), f"stop.patience = {base.stop.patience} would end members at different steps; set it to 0"),
             (base.comm.node_shared, "comm.node_shared = true: several ranks would write one memory; set it to false"),
             (bool(base.comm.compress), f'comm.compress = "{base.comm.compress}": what ranks left out of messages is not '
              'exchanged; set it to ""'),
