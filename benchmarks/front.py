@@ -7,7 +7,7 @@
 Each model is trained by `mpitrain train` with one recipe (AdamW, cosine, batch 64), and its accuracy on the 10,000 test images is
 that of its last step. Parameters and multiply-adds of a sample are counted from shapes. Milliseconds of a training step of 64
 images, and of a sample in prediction of 64, are medians in this process, one thread; joules are those that the processor's
-packages take in such a step (`mpitrain.bench.energy`), where their counters may be read. A table comes first, then
+packages take in such a step (`mpitrain.energy.zones`), where their counters may be read. A table comes first, then
 front-light.svg and front-dark.svg in --draw. What --json FILE has of the same settings on the same CPU is taken from there:
 started again, a run goes on with the next model. `make figures ARGS="--add FILE"` puts it on the page.
 """
@@ -35,12 +35,12 @@ from mpitrain import models, nn
 from mpitrain.autograd import no_grad
 from mpitrain.backend import keep_freed_memory
 from mpitrain.bench import arguments
-from mpitrain.bench.energy import Energy
 from mpitrain.bench.report import Report, cpu_name
 from mpitrain.bench.train import Training
 from mpitrain.bench.workloads import Workload
 from mpitrain.comm.job.guard import Process, symmetric
 from mpitrain.comm.job.start import start
+from mpitrain.energy.zones import Energy
 from mpitrain.errors import DataError, MissingError
 from mpitrain.plan.flops import count
 

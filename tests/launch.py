@@ -81,7 +81,7 @@ class Job:
 
     def ranks(self) -> list[int]:
         """Ids of the processes `mpirun` started (not its own, and not those that watch them), as far as they run now."""
-        return [pid for pid in tagged(self.tag) if pid != self.process.pid and not is_watcher(pid)]
+        return [pid for pid in tagged(self.tag) if pid != self.process.pid and not is_watcher(pid) and not is_guardian(pid)]
 
     def wait_for(self, text: str, timeout: float = 30) -> None:
         """Return when `text` has appeared on stdout; AssertionError if the job ends or the time passes before."""
@@ -243,6 +243,13 @@ def is_python(pid: int) -> bool:
 def is_watcher(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return b"watch.watcher" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
+
+
+def is_guardian(pid: int) -> bool:
+    """Whether it is the process that puts the limits of a host back."""
+    with contextlib.suppress(OSError):
+        return b"energy.guardian" in Path(f"/proc/{pid}/cmdline").read_bytes()
     return False
 
 

@@ -76,6 +76,11 @@ class Device:
     def __post_init__(self) -> None:
         object.__setattr__(self, "downloads", Downloads(self.xp))
 
+    @property
+    def address(self) -> str:
+        """Where this process's GPU is on the bus, "0000:17:00.0"; "" on the host."""
+        return str(self.xp.cuda.Device().pci_bus_id) if self.name == "gpu" else ""
+
     def put(self, array: Any) -> Array:
         """`array` on this device; no copy where it is there already."""
         if array_module(array) is self.xp and is_array(array):

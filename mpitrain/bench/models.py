@@ -21,12 +21,12 @@ from mpitrain import optim
 from mpitrain.autograd import Tensor, no_grad, run_backward
 from mpitrain.backend import random
 from mpitrain.backend.memory import pool_in_use
-from mpitrain.bench.energy import Energy
 from mpitrain.bench.pairs import Clock, quartiles
 from mpitrain.bench.report import Report, machine
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.start import World
 from mpitrain.comm.messages.channel import Channel
+from mpitrain.energy.zones import Energy
 from mpitrain.errors import UsageError
 from mpitrain.models import MODELS
 from mpitrain.nn import Module

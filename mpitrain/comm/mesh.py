@@ -69,13 +69,16 @@ class Mesh(Grid):
         Its `notes` say where memory could not be shared. No array of its memory may be used after `close`.
         """
         from mpitrain.comm.shared.channel import SharedChannel
+        shared = SharedChannel(channel, self.node(channel))
+        self._channels[self._channels.index(channel)] = shared
+        return shared
+
+    def node(self, channel: Channel) -> Node:
+        """The ranks of `channel`, one of this mesh's, on this host. Collective over the channel; `close` frees it."""
         from mpitrain.comm.shared.node import Node
         comm: Any = channel.comm                              # the channel owns a duplicate of a Cartesian one
-        node = Node(comm, self.progress)
-        shared = SharedChannel(channel, node)
-        self._channels[self._channels.index(channel)] = shared
-        self._nodes.append(node)
-        return shared
+        self._nodes.append(Node(comm, self.progress))
+        return self._nodes[-1]
 
     def mark(self) -> tuple[int, int, int]:
         """What there is now, for `release`."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from mpitrain.config.energy import EnergyConfig
 from mpitrain.config.shrink_sections import DistilConfig, LoraConfig, ShrinkConfig
 from mpitrain.config.topology import PrivacyConfig, SyncConfig, WorkersConfig
 from mpitrain.errors import ConfigError
@@ -227,6 +228,7 @@ class Config:
     checkpoint: CheckpointConfig = CheckpointConfig()
     stop: StopConfig = StopConfig()
     average: AverageConfig = AverageConfig()
+    energy: EnergyConfig = EnergyConfig()
     log: LogConfig = LogConfig()
     origin: Origin | None = field(default=None, compare=False, repr=False)      # None: made in Python
 

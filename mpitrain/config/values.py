@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Literal
 
+from mpitrain.config.energy_values import energy
 from mpitrain.config.federated import workers
 from mpitrain.config.messages import Refusal, toml, written
 from mpitrain.config.private import privacy
@@ -29,14 +30,15 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "comm.compress_after": 0, "workers.count": 0, "workers.in_flight": 1, "workers.buffer": 1, "workers.staleness": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s",
-                "stop.min_delta", "workers.discount", "workers.spread")
+                "stop.min_delta", "workers.discount", "workers.spread", "energy.cap_watts", "energy.clock_mhz",
+                "energy.gpu_cap_watts", "energy.idle_watts", "energy.busy_watts")
 WORDS: dict[str, Any] = {f"{name}.{key}": typing.get_args(hint) for name in SECTIONS for key, hint in keys_of(name).items()
          if typing.get_origin(hint) is Literal}
 WORDS["comm.sharding"], WORDS["shrink.prune"] = POLICIES, ("", *PRUNERS)
 OWN = ("comm.sharding", "shrink.prune")                 # keys that may name a user's own thing, too
 
 PATHS = ("run.out", "data.path", "data.validation", "model.init_from", "optimizer.offload_folder", "distil.teacher",
-         "distil.predictions")
+         "distil.predictions", "energy.root")
 LONGEST_NAME, LONGEST_PATH = 255, 4095   # bytes: NAME_MAX of all file systems but a few, which have less; PATH_MAX less its last
 IN_A_RUN = 100                           # bytes of the longest path inside a run folder, and some to spare
 BY_LOCALE = (f"has letters that this locale, whose encoding is {sys.getfilesystemencoding()}, has not: set LC_ALL=C.UTF-8, or "
@@ -184,7 +186,7 @@ def times(config: Config) -> Iterator[Refusal]:
 
 
 VALUES = (texts, paths, length_of_the_run, numbers, intervals, lists, inputs, averages, words, one_thread, finite, times,
-          workers, privacy, *SHRINKING)
+          workers, privacy, energy, *SHRINKING)
 
 
 def _is_finite(value: Any) -> bool:

@@ -34,6 +34,8 @@ class Ranks(AbstractContextManager["Ranks"]):
     UsageError, on all ranks alike, without a communicator and after `close`.
     """
 
+    trains = False                                           # whether [energy]'s limits are set for these ranks
+
     def __init__(self, config: Config, comm: Any, *, process: Process | None = None, quiet: bool = False,
                  files: Callable[[], Any] | None = None, after: Session | None = None):
         with guard.symmetric():
@@ -45,6 +47,7 @@ class Ranks(AbstractContextManager["Ranks"]):
         self._after = after
         self._session: Session | None = None
         self._closed = False
+        self.limits: list[str] = []                          # what is set on the hosts for this run, a line each
 
     @classmethod
     def of_job(cls, config: Config, process: Process | None = None, *, quiet: bool = False,
@@ -58,12 +61,15 @@ class Ranks(AbstractContextManager["Ranks"]):
             compile_ahead(config.train.device)
         if process is not None and process.runs and process.pulse is NOBODY and started() is None:
             process.pulse = pulse_of(config.train.stall_s, config.train.start_s, config.train.stall)
+        process = process or Process()
+        if cls.trains and config.energy.limits:
+            from mpitrain.run.limits import hold  # few runs limit their hosts
+            hold(config, process)
         if config.train.on_lost != "stop":
             set_for_survivors(os.environ)
         files = before_mpi(look or (lambda: look_at_files(config, parser)))
         comm = start().comm
-        if process is not None:
-            process.pulse.started()
+        process.pulse.started()
         return cls(config, comm, process=process, quiet=quiet, files=files)
 
     def open(self) -> Session:
@@ -77,6 +83,10 @@ class Ranks(AbstractContextManager["Ranks"]):
             self.process.tells_others = self._session.mesh.revoke
             self._opens(self._session)
             self._session.open(self.config, self._files, self.process.pulse)
+            if self.trains and self.config.energy.limits:
+                from mpitrain.run.limits import agree
+                self.limits = agree(self.config, self._session.control, self._session.places, self.process)
+                self._session.notes += self.limits
             self.config = self._session.config
         return self._session
 
@@ -87,6 +97,12 @@ class Ranks(AbstractContextManager["Ranks"]):
         if session is not None:
             self._ends(session)
         self.process.pulse.rest()
+        self._put_back()
+
+    def _put_back(self) -> None:
+        """Ends the limits of this host, unless the program goes on with other runs."""
+        if not self.process.runs:
+            self.process.put_back()
 
     def _opens(self, session: Session) -> None:
         """A session is made, and not open yet."""
@@ -103,6 +119,8 @@ class Ranks(AbstractContextManager["Ranks"]):
             self.close()
         elif self.comm.size > 1 and not guard.is_symmetric(error):
             self.process.fail(error)
+        else:
+            self._put_back()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

@@ -62,7 +62,7 @@ class Trainer:
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
         self._add: Collective = ALONE
         self._late: LateLosses | None = None                     # those of the last step, where nobody has waited for them
-        self.more: dict[str, float] = {}                         # numbers of a step that observers add to its line
+        self.more: dict[str, Any] = {}                           # values of a step that observers add to its line
         self.notes: list[str] = []                               # lines told when the run starts
         self.found: list[tuple[Observer, Any]] = []              # observers with what their `finish` returned, for run.json
 

@@ -1,4 +1,4 @@
-"""`mpitrain bench models`: what it writes of a model, and joules from counters that may not be there."""
+"""`mpitrain bench models`: what it writes of a model."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from launch import mpirun
 
-from mpitrain.bench.energy import Energy
 from mpitrain.bench.models import Run, known, samples, usual
 from mpitrain.cli import main
 from mpitrain.comm.job import signals
@@ -72,35 +71,3 @@ def test_images_that_leave_one_place_of_each_channel_are_measured() -> None:
     run = Run(MODELS["resnet18"](classes=4, width=4), samples(how, 2, "float32"), "float32")
     run.model.train()
     run.step()
-
-
-def package(folder: Path, number: int, joules: float, largest: int = 10**9, name: str = "package") -> Path:
-    made = folder / f"intel-rapl:{number}"
-    made.mkdir(exist_ok=True)
-    (made / "name").write_text(f"{name}-{number}\n")
-    (made / "max_energy_range_uj").write_text(f"{largest}\n")
-    (made / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
-    return made
-
-
-def test_joules_are_those_of_all_packages_since_the_last_call(tmp_path: Path) -> None:
-    package(tmp_path, 0, 1.0)
-    package(tmp_path, 1, 999.0)
-    (tmp_path / "intel-rapl:0:0").mkdir()                       # the cores of a package are in its own count
-    package(tmp_path, 2, 50.0, name="psys")                     # the whole machine, of which packages are a part
-    energy = Energy(tmp_path)
-    assert energy.why == ""
-    package(tmp_path, 0, 3.5)
-    package(tmp_path, 1, 0.5)                                   # its counter began anew
-    package(tmp_path, 2, 70.0, name="psys")
-    assert energy.joules() == pytest.approx(2.5 + 1.5, abs=1e-5)
-    assert energy.joules() == 0.0
-
-
-def test_where_nobody_counts_it_is_said_why(tmp_path: Path) -> None:
-    none = Energy(tmp_path / "missing")
-    assert none.joules() is None and none.why == f"{tmp_path / 'missing'} cannot be read: No such file or directory"
-    assert Energy(tmp_path).why == f"{tmp_path} has no counter of a processor package"
-    (package(tmp_path, 0, 1.0) / "energy_uj").unlink()          # as good as one that root alone may read
-    spoiled = Energy(tmp_path)
-    assert spoiled.joules() is None and "cannot be read" in spoiled.why

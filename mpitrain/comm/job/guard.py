@@ -26,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpitrain.comm.job import streams, turn
 from mpitrain.comm.job.failure import Failure, as_peer_error, describe, printable, write_record
@@ -34,7 +34,7 @@ from mpitrain.comm.job.signals import StopRequest, interrupt_once, launched_by_h
 from mpitrain.comm.job.start import abort, finalize_within, launched_by_mpirun, launched_rank, local_rank, started
 from mpitrain.comm.messages.lost_peer import is_lost
 from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
-from mpitrain.errors import DesyncError, LostFolderError, PeerError, Stopped
+from mpitrain.errors import DesyncError, LostFolderError, PeerError, Stopped, print_warning
 
 # Seconds. A failed job ends within 5 in all cases, so the waits must fit below that one after the other.
 WAIT_FOR_RANK_0 = 1.5         # the other ranks wait so after a symmetric error; Abort took 0.2 s to end 3 ranks
@@ -93,6 +93,7 @@ class Process:
         self.traceback, self.stop = traceback, stop or StopRequest()
         self.runs = False                                     # whether `run` runs the program, which ends with its main function
         self.goes_on = self.went_on = False                   # whether a run goes on where another rank is lost; whether one did
+        self.limits: Any = None                               # of this host, which a guardian holds (run.limits)
         self.pulse: Unwatched = NOBODY                        # by which a watcher sees whether this rank moves
         self.tells_others: Callable[[], None] | None = None   # where mpirun lets them wait for a rank that has ended
         self._folders: list[Path] = []
@@ -116,12 +117,19 @@ class Process:
             self.fail(error)
         if code != 0 and not _is_alone():
             self.fail(SystemExit(code))
+        self.put_back()
         self.pulse.finish()
         self.pulse.over()
         self._write_output()
         if self.went_on:
             finalize_within(LIMIT / 2, code)
         sys.exit(code)
+
+    def put_back(self) -> None:
+        """Ends the limits of this host, if runs of this process have set any; what could not be put back is told."""
+        limits, self.limits = self.limits, None
+        for line in limits.undo() if limits is not None else ():
+            print_warning(line)
 
     def _write_output(self) -> None:
         try:

@@ -21,6 +21,7 @@ from pathlib import Path
 # lock files of `alive`. Most of these have a name for a moment only, so they stay where a job was killed in it.
 OURS = re.compile(r"(sm_segment|vader_segment|osc_sm)\..+|mpich_(shm_|shar_tmp)\w+|Intel_MPI_\w+|mpitrain-(alive|shared)-\w+")
 SHARED_MEMORY = Path("/dev/shm")
+LIMITS = "mpitrain-limits-"      # records of `energy.guardian`
 YOUNG = 10.0                     # seconds; a job that is just starting has made its file and not mapped it yet
 HOST = {"ipc": "ipc:[4026531839]", "pid": "pid:[4026531836]"}      # Linux's fixed names of the host's own spaces
 FOLDER = re.compile(r"ompi\.(\d+)")
@@ -30,10 +31,20 @@ LAUNCHERS = ("prte", "mpi", "osh")        # prterun (mpirun itself), prted, prte
 
 
 def remove_leftovers(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Removes what killed jobs of this user left on this node; a line for each place where there was any."""
+    """Removes what killed jobs of this user left on this node; a line for each place where there was any. Limits of the node that
+    they have set, and whose guardian was killed, too, are put back."""
     own = Path(environment.get("PMIX_SERVER_TMPDIR", ""))     # where mpirun has started us, its folder lies beside the others
     folder = own.parent if FOLDER.fullmatch(own.name) else Path(environment.get("TMPDIR", "/tmp"))
-    return list(filter(None, (remove_files(SHARED_MEMORY) if _sees_users() else "", remove_folders(folder))))
+    return [*undo_limits(SHARED_MEMORY),
+            *filter(None, (remove_files(SHARED_MEMORY) if _sees_users() else "", remove_folders(folder)))]
+
+
+def undo_limits(folder: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        if any(name.startswith(LIMITS) for name in os.listdir(folder)):
+            from mpitrain.energy.guardian import undo_leftovers
+            return undo_leftovers(folder)
+    return []
 
 
 def _sees_users(spaces: Path = Path("/proc/self/ns")) -> bool:

@@ -74,6 +74,20 @@ class Timeline:
         self.heard(row, name)
         return self.listener(row, name)
 
+    def listen(self, spans: SpanMaker) -> None:
+        """Gives the spans from now on to `spans`, beside whoever gets them already."""
+        before = self.listener
+        self.listener = spans if before is no_span else lambda row, name: Both(before(row, name), spans(row, name))
+
+    def when_landed(self, action: Callable[[], None]) -> None:
+        """Calls `action` where a step's gradients are summed, after whoever is called already."""
+        before = self.landed
+
+        def both() -> None:
+            before()
+            action()
+        self.landed = both
+
     def begin(self, n_buckets: int) -> None:
         self._ready, self._start, self._end = [0.0] * n_buckets, [0.0] * n_buckets, [0.0] * n_buckets
         self._works, self._landed = [], 0
@@ -134,6 +148,21 @@ class Span(NamedTuple):
     name: str
     began: float
     ended: float
+
+
+class Both:
+    """Two contexts as one."""
+
+    def __init__(self, outer: AbstractContextManager[None], inner: AbstractContextManager[None]):
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._inner.__exit__(*error)
+        self._outer.__exit__(*error)
 
 
 SpanMaker = Callable[[str, str], AbstractContextManager[None]]

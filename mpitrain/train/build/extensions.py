@@ -3,7 +3,8 @@
     [workers]               federation.Federation       comm.compress   observers.compression, observers.gathers
     [privacy]               privacy.Privacy             [average]       observers.averaging
     mesh.site, [[sync]]     levels.Sites                [shrink]        observers.pruning
-    a 1-bit optimizer       one_bit.OneBit              a supernet      supernet.Supernet
+    a 1-bit optimizer       one_bit.OneBit              [energy]        observers.energy
+    a supernet              supernet.Supernet
 
 A run without such sections imports none of them.
 """
@@ -61,6 +62,11 @@ def observe(run: Assembled) -> None:
         trainer.observers.insert(0, averaging)
         if trainer.evaluator is not None:
             trainer.evaluator.weights = averaging.in_use
+    if config.energy.source != "off":
+        from mpitrain.train.observers.energy import EnergyUse
+        node = state.mesh.node(control) if state.mesh is not None and control.size > 1 else None
+        trainer.observers.insert(0, EnergyUse(config.energy, control, node, policy.reducer.timeline, notes=trainer.notes,
+                                              gpu=policy.layout.device.address))
     if config.shrink.prune:
         from mpitrain.train.observers.pruning import Pruning
         trainer.observers.insert(0, Pruning(config, model, policy, state, control, trainer.notes))

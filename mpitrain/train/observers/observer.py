@@ -22,7 +22,7 @@ class Watched(NamedTuple):
     plan: Plan
     folder: Path | None              # run folder; None if nothing is written
     tell: Callable[[str], None]
-    more: dict[str, float] = {}      # noqa: RUF012  (the trainer's own) numbers of the step for its line in metrics.jsonl
+    more: dict[str, Any] = {}        # noqa: RUF012  (the trainer's own) values of the step for its line in metrics.jsonl
 
 
 class Observer:

@@ -44,9 +44,10 @@ class Profile(Observer):
 
     def begin(self, run: Watched) -> None:
         self.tell = run.tell
-        self.timeline.listener = self.spans
+        self.timeline.listen(self.spans)
         if self.on_device is not None:
-            self.timeline.landed, self.timeline.keeps_events = self.on_device.landed, True
+            self.timeline.when_landed(self.on_device.landed)
+            self.timeline.keeps_events = True
 
     def finish(self, step: int) -> Mapping[str, Any]:
         trace = self.trace()

@@ -1,0 +1,63 @@
+"""Limits of the hosts that [energy] asks for: set before MPI starts by the first rank of each host, for all runs of a program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpitrain import errors
+from mpitrain.comm.job import guard
+from mpitrain.comm.job.guard import Process
+from mpitrain.comm.job.start import local_rank, started
+from mpitrain.config import Config
+from mpitrain.errors import UsageError
+from mpitrain.train.machine.threads import Place
+
+if TYPE_CHECKING:
+    from mpitrain.energy.limits import HostLimits
+
+
+class ProcessLimits:
+    """What all runs of this process may rely on: `wanted` holds on this host, if `host` (of its first rank) was not refused."""
+
+    def __init__(self, wanted: dict[str, float], host: HostLimits | None):
+        self.wanted, self.host = wanted, host
+
+    def undo(self) -> list[str]:
+        return self.host.undo() if self.host is not None else []
+
+
+def hold(config: Config, process: Process) -> None:
+    """Every rank calls this before MPI starts. What is refused, `agree` raises on all of them. The process that `process` runs
+    undoes it at its end, and a guardian where that comes early."""
+    wanted = config.energy.limits
+    if not wanted or process.limits is not None or started() is not None:
+        return
+    host = None
+    if local_rank() == 0:
+        from mpitrain.energy.limits import HostLimits  # few runs limit anything
+        host = HostLimits(wanted, Path(config.energy.root))
+    process.limits = ProcessLimits(wanted, host)
+
+
+def agree(config: Config, control: Any, places: list[Place], process: Process) -> list[str]:
+    """A line for each setting of each host; what one host has refused is raised on all ranks. UsageError for limits that nobody
+    has set. It communicates where the configuration has limits."""
+    wanted = config.energy.limits
+    if not wanted:
+        return []
+    held = process.limits
+    with guard.symmetric():
+        if held is None or held.wanted != wanted:
+            raise UsageError(f"limits of hosts ({', '.join(f'energy.{key}' for key in wanted)}) are set before MPI starts, for all "
+                             f"runs of a program, and {'others' if held else 'none'} were; make this run with Run.of_job, or "
+                             "leave them out")
+    host = held.host
+    found = control.gather_objects([host.refused, host.said] if host is not None else [None, []])
+    several = len({place.host for place in places}) > 1
+    with guard.symmetric():
+        for (refused, _), place in zip(found, places):
+            if refused is not None:
+                kind, message, file = refused
+                raise getattr(errors, kind)(message + f" ({place.host})" * several, file=file)
+    return [f"{line} on {place.host} for this run" for (_, said), place in zip(found, places) for line in said]
