@@ -5,7 +5,7 @@
 
 A supernet is trained, and some of its paths are evaluated with its weights. The same paths are then trained by themselves, from
 their own first weights, and evaluated on the same rows. Printed are both accuracies and losses of each path, and the rank
-correlations (Spearman's rho and Kendall's tau) of accuracies, of losses, and, for comparison, of accuracy alone with the multiply-adds.
+correlations (Spearman's rho and Kendall's tau) of accuracies, of losses, and, beside them, of accuracy alone with multiply-adds.
 """
 
 from __future__ import annotations
@@ -53,15 +53,14 @@ def main() -> int:
         config = load_config(options.config, [f"run.out={out / 'super'}", *options.arguments])
         with Run(config, comm, process=PROCESS, quiet=True) as run:
             whole = run.train()
-        rows = []
         with SavedRun(config, comm, process=PROCESS) as saved, saved.paths(out / "super") as supernet:
             elastic = supernet.elastic
             chosen = [elastic.largest, elastic.smallest, *(elastic.draw("compared", i) for i in range(options.paths - 2))]
-            for path in chosen:
-                rows.append((elastic.write(path), supernet.evaluate(path), supernet.cost(path)))
+            rows = [(elastic.write(path), supernet.evaluate(path), supernet.cost(path)) for path in chosen]
         tell(comm, f"supernet of {elastic.count:,} networks, {config.train.epochs} epochs; its largest path: "
                    f"accuracy {whole.metrics['accuracy']:.4f}")
-        tell(comm, f"{'accuracy':>17} {'loss':>17} {'M multiply-adds':>16}\n{'shared':>8} {'alone':>8} {'shared':>8} {'alone':>8}")
+        tell(comm, f"{'accuracy':>17} {'loss':>17} {'M multiply-adds':>16}")
+        tell(comm, " ".join(f"{word:>8}" for word in ("shared", "alone", "shared", "alone")))
         shared, alone = [], []
         for text, metrics, cost in rows:
             found = []

@@ -11,7 +11,7 @@ from mpitrain.comm.job.failure import describe
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, changed
 from mpitrain.errors import ConfigError, MpitrainError
-from mpitrain.run.run import Run, Trained
+from mpitrain.run.run import AsTrial, Run, Trained
 from mpitrain.run.session import Session
 from mpitrain.search.exchange import Exchange
 from mpitrain.search.population import Exchange as Rule
@@ -72,7 +72,7 @@ class Members(TrialRuns):
                 self._run = MemberRun(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
                 with self._run as run:
                     trained = run.train(resume="auto", observers=[self.clock], change=tuple(self.study.space.dimensions),
-                                        pauses=partial(self._meetings, config), alike=self.groups.comm.size > 1)
+                                        as_trial=AsTrial(partial(self._meetings, config)))
             except Exception as error:
                 self._fails(error)
                 return

@@ -21,10 +21,10 @@ import numpy as np
 from mpitrain.config import Config
 from mpitrain.config.load import convert
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.search import front
 from mpitrain.search.front import Score
 from mpitrain.search.settings import SearchConfig
 from mpitrain.search.space import Dimension, Range, Space, Steps, Values
+from mpitrain.search.table import Rung
 
 ROUNDS = 1 << 32                 # the draws of round r of member m are keyed by (r + 1) ROUNDS + m, those of a sampler by less
 
@@ -102,8 +102,10 @@ def exploit(scores: Mapping[int, Score | None], quantile: float, seed: int, turn
     of fronts.
     """
     known = {member: score for member, score in sorted(scores.items()) if score is not None}
-    best = [list(known)[i] for i in front.order(list(known.values()))]
-    ranked = [*best, *sorted(member for member, score in scores.items() if score is None)]
+    rung = Rung(max(map(len, known.values()), default=1))
+    for member, score in known.items():
+        rung.add(member, score)
+    ranked = [*rung.best(len(known)), *sorted(scores.keys() - known.keys())]
     n = min(max(1, int(quantile * len(ranked))), len(ranked) // 2)
     high, low = [member for member in ranked[:n] if scores[member] is not None], ranked[len(ranked) - n:]
     return {member: high[int(draws(seed, turn, member).random() * len(high))] for member in low} if high else {}
