@@ -225,7 +225,7 @@ class ElasticConv2d(Conv2d, ElasticLayer):
         if (o, i, k) != self.weight.shape[:3]:
             weight = part(self.weight, (slice(o), slice(i), inside, inside))
         bias = None if self.bias is None else some(self.bias, o)
-        return ops.conv2d(x, weight, bias, stride=self.stride, padding=k // 2)
+        return ops.conv2d(x, weight, bias, stride=self.stride, padding=k // 2, operands=self.weight.operands)
 
 
 class ElasticBatchNorm2d(BatchNorm2d, ElasticLayer):

@@ -18,15 +18,15 @@ __all__ = ["conv2d", "conv_transpose2d"]
 
 
 def conv2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: Padding = 0, dilation: Numbers = 1,
-           groups: int = 1) -> Tensor:
+           groups: int = 1, *, operands: str | None = None) -> Tensor:
     """Cross-correlation of x (N, C, H, W) with weight (O, C/groups, kh, kw), plus bias (O,): (N, O, OH, OW).
 
     x may come without N. `padding` is zeros on both sides, or "same" (with a stride of 1: OH = H; where that is odd, one zero
-    more at the end), or "valid": none. Raises ShapeError where the channels do not fit, or the window is larger than the padded
-    image.
+    more at the end), or "valid": none. `operands` is the format that the products round to, by default the weight's. Raises
+    ShapeError where the channels do not fit, or the window is larger than the padded image.
     """
     if len(x.shape) == 3:
-        return _first(conv2d(expand_dims(x, 0), weight, bias, stride, padding, dilation, groups))
+        return _first(conv2d(expand_dims(x, 0), weight, bias, stride, padding, dilation, groups, operands=operands))
     check_input("conv2d", x, 2)
     if isinstance(padding, str):
         check_weight("conv2d", weight, 2)
@@ -38,7 +38,8 @@ def conv2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: 
     if min(window.outputs(*x.shape[2:])) < 1:
         raise ShapeError(f"conv2d: the window {window.kernel} with dilation {window.dilation} does not fit into images of "
                          f"{x.shape[2]}x{x.shape[3]} with padding {window.padding}; make it smaller or pad more")
-    return Conv2d.apply(x, weight, bias, window=window, groups=groups, operands=operands_of(weight))
+    return Conv2d.apply(x, weight, bias, window=window, groups=groups,
+                        operands=operands_of(weight) if operands is None else operands)
 
 
 def conv_transpose2d(x: Any, weight: Any, bias: Any = None, stride: Numbers = 1, padding: Numbers = 0,

@@ -72,9 +72,9 @@ class Exchange:
             for other, theirs in found:
                 for name in dict.fromkeys((*like, *theirs)):
                     if like.get(name) != theirs.get(name):
-                        raise MeshError(f"runs that exchange weights are alike, and {other} has {name} = {theirs.get(name)}, where "
-                                        f"{first} has {like.get(name)}; give all groups the same [model], [mesh], optimizer and "
-                                        "number of steps")
+                        raise MeshError(f"runs that exchange weights are alike, and {other} has {name} = {theirs.get(name)}, "
+                                        f"where {first} has {like.get(name)}; give all groups the same [model], [mesh], "
+                                        "optimizer and number of steps")
 
     def send(self, job: Job, receivers: Sequence[int]) -> None:
         """Gives the state to runs of other groups, which `receive`."""

@@ -1,7 +1,7 @@
 """What a population decides: which member goes on with whose weights, and with what values. Pure; no MPI.
 
-    pbt          population based training (Jaderberg et al. 2017, 1711.09846): after each `every` epochs the members of the lowest
-                 `quantile` take the weights of one of the highest (exploit), and change their values a little (explore)
+    pbt          population based training (Jaderberg et al. 2017, 1711.09846): after each `every` epochs the members of the
+                 lowest `quantile` take the weights of one of the highest (exploit), and change their values a little (explore)
     tournament   pairs are drawn; both judge both models on tournament rows of their own, and where the two judgements agree that
                  one of the models is better, both go on with it (Jacobs et al. 2017, LTFB; LBANN)
 
@@ -21,10 +21,10 @@ import numpy as np
 from mpitrain.config import Config
 from mpitrain.config.load import convert
 from mpitrain.errors import ConfigError, nearest
-from mpitrain.search import front
 from mpitrain.search.front import Score
 from mpitrain.search.settings import SearchConfig
 from mpitrain.search.space import Dimension, Range, Space, Steps, Values
+from mpitrain.search.table import Rung
 
 ROUNDS = 1 << 32                 # the draws of round r of member m are keyed by (r + 1) ROUNDS + m, those of a sampler by less
 
@@ -74,7 +74,7 @@ def with_population(search: SearchConfig, base: Config) -> SearchConfig:
             (search.pruner not in ("asha", "none"), f'search.pruner = "{search.pruner}": nobody is pruned; leave it out'),
             (bool(search.rungs), "search.rungs is for pruners; search.exchange.every says after how many epochs members meet"),
             (search.order != "free", 'search.order = "fixed" is how it is always; leave it out'),
-            (bool(base.stop.patience), f"stop.patience = {base.stop.patience} would end members at different steps; leave it out"),
+            (bool(base.stop.patience), f"stop.patience = {base.stop.patience} would end members at different steps; set it to 0"),
             (base.comm.node_shared, "comm.node_shared = true: several ranks would write one memory; set it to false"),
             (bool(base.comm.compress), f'comm.compress = "{base.comm.compress}": what ranks left out of messages is not '
              'exchanged; set it to ""'),
@@ -96,21 +96,19 @@ def draws(seed: int, turn: int, member: int = 0) -> np.random.Generator:
 
 
 def exploit(scores: Mapping[int, Score | None], quantile: float, seed: int, turn: int) -> dict[int, int]:
-    """Who takes whose weights: the lowest quantile of the members, each those of one drawn of the highest that is better.
+    """Who takes whose weights: the lowest quantile of the members, each those of one drawn of the highest.
 
-    Members without a score are the lowest. With several objectives the order is that of fronts.
+    Members without a score are the lowest; of equal ones, those with the higher number. With several objectives the order is that
+    of fronts.
     """
     known = {member: score for member, score in sorted(scores.items()) if score is not None}
-    best = [list(known)[i] for i in front.order(list(known.values()))]
-    ranked = [*best, *sorted(member for member, score in scores.items() if score is None)]
+    rung = Rung(max(map(len, known.values()), default=1))
+    for member, score in known.items():
+        rung.add(member, score)
+    ranked = [*rung.best(len(known)), *sorted(scores.keys() - known.keys())]
     n = min(max(1, int(quantile * len(ranked))), len(ranked) // 2)
     high, low = [member for member in ranked[:n] if scores[member] is not None], ranked[len(ranked) - n:]
-    found: dict[int, int] = {}
-    for member in low if high else ():
-        source = high[int(draws(seed, turn, member).random() * len(high))]
-        if scores[source] != scores[member]:
-            found[member] = source
-    return found
+    return {member: high[int(draws(seed, turn, member).random() * len(high))] for member in low} if high else {}
 
 
 def explored(space: Space, values: Values, exchange: Exchange, seed: int, turn: int, member: int) -> Values:

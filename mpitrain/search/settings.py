@@ -50,11 +50,13 @@ def search_of(table: Any, overrides: Iterable[str] = ()) -> SearchConfig:
         raise ConfigError(f"[search] must be a table of keys, found {json.dumps(table, default=str)}")
     table = dict(table)
     for override in overrides:
-        key, _, text = override.removeprefix("search.").partition("=")
+        name, _, text = override.removeprefix("search.").partition("=")
         try:
-            table[key] = tomllib.loads(f"value = {text}")["value"]
+            value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
-            table[key] = text                # a bare word is a string
+            value = text                     # a bare word is a string
+        key, dot, inner = name.partition(".")
+        table[key] = {**dict(table.get(key, {})), inner: value} if dot else value
     values: dict[str, Any] = {key: convert(f"search.{key}", value, KEYS[key]) for key, value in table.items() if key in KEYS}
     search = SearchConfig(**values, arguments={key: value for key, value in table.items() if key not in KEYS})
     for key, least in LEAST.items():

@@ -18,6 +18,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import changed, to_toml
 from mpitrain.errors import Stopped
+from mpitrain.registry import Registry
 from mpitrain.run.run import Run
 from mpitrain.run.session import before_mpi, look_at_files
 from mpitrain.search.cost import Costs, memory_of_a_rank, refuse_unknown_joules, refuse_without_joules
@@ -31,6 +32,9 @@ from mpitrain.search.table import Record, Table, lost_jobs
 from mpitrain.search.trial import Job, TrialRuns
 
 Told = Callable[[Record, Table], object]
+GROUPS: Registry[Any] = Registry("work of a group")
+"""What a group of ranks does in a study: one trial after the other, or a member of a population from start to end."""
+GROUPS.register_later("population", "mpitrain.search.members:Population")
 
 
 def search(study: Study, process: Process, *, resume: bool = False, overwrite: bool = False,
@@ -54,19 +58,11 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
         if groups.world.rank == 0:
             cleanup.callback(folder.close)
         cleanup.enter_context(process.recording(folder.path))
-        group = kind_of(study)(study, groups, folder, process, told)
+        group = GROUPS["population" if study.search.population else "trials"](study, groups, folder, process, told)
         group.work()
-        found = group.end()
+        found: dict[str, Any] = group.end()
         groups.close()
     return found
-
-
-def kind_of(study: Study) -> type[Group]:
-    """What a group of ranks does in a study: one trial after the other, or a member of a population from start to end."""
-    if study.search.population:
-        from mpitrain.search.members import Population  # few studies have one
-        return Population
-    return Group
 
 
 def prepare(study: Study, folder: StudyFolder, groups: Groups, *, resume: bool, overwrite: bool) -> None:
@@ -91,6 +87,7 @@ def prepare(study: Study, folder: StudyFolder, groups: Groups, *, resume: bool, 
         raise
 
 
+@GROUPS.register("trials")
 class Group:
     """One group of a job's ranks at work on a study."""
 

@@ -18,6 +18,8 @@ from mpitrain.models import MODELS  # noqa: E402
 from mpitrain.placement.tensor_plan import narrow, read_plan  # noqa: E402
 
 SIZES: dict[str, dict[str, Any]] = {              # those that a model needs and that have no line of their own
+    "elastic_gpt": {"depths": [1, 2], "heads": [2, 4], "hidden": [32, 64], "width": 32, "block": 16, "vocabulary": 64},
+    "elastic_mlp": {"inputs": 64, "outputs": 10},
     "gpt": {"layers": 12, "heads": 12, "width": 768, "block": 1024, "vocabulary": 50257},
     "gru": {"inputs": 3, "hidden": 12, "outputs": 1}, "tcn": {"inputs": 1, "channels": [32, 32], "outputs": 1},
     "mlp": {"inputs": 784, "hidden": [512, 512], "outputs": 10}}

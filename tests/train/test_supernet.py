@@ -125,6 +125,13 @@ def test_a_path_that_is_cut_out_gives_the_same_metrics_and_is_trained_on(folder:
     assert went_on.rc == 0, went_on.err
 
 
+def test_a_path_in_bfloat16_is_cut_out_to_the_bit(folder: Path) -> None:
+    ran(1, folder / "run.toml", "rounded", "train.precision=bfloat16", "train.steps=4", "train.eval_every=4")
+    found = json.loads(done(folder, "paths", "rounded", "--path", "stage1.depth=1, stage2_block0.width=2"))
+    done(folder, "cut", "rounded", "--path", found["path"], "--out", "rounded-cut")
+    assert json.loads(done(folder, "evaluate", "rounded-cut"))["loss"] == found["loss"]
+
+
 def test_a_search_over_paths_evaluates_and_gives_a_front(folder: Path) -> None:
     words = ("paths", "super", "--trials", "12", "--objective", "accuracy", "--objective=-flops", "--parents", "4",
              "--tournament", "2")
