@@ -117,7 +117,7 @@ class Report:
         first, found = self.objectives[0], list[tuple[float, float]]()
         for span in sorted(self.spans(), key=lambda span: span.stop):
             value = self.value(self.table.trials[span.trial], first, span.rung)
-            if value is not None and (not found or (value > found[-1][1]) == first.higher != (value == found[-1][1])):
+            if value is not None and (not found or (value > found[-1][1] if first.higher else value < found[-1][1])):
                 found.append((span.stop, value))
         return found
 
