@@ -31,9 +31,15 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
     try:
-        return inspect.signature(function)
+        lasts = inspect.isfunction(function) or inspect.isclass(function)
+        return _known(function) if lasts else inspect.signature(function)
     except (TypeError, ValueError):
         return inspect.Signature()
+
+
+@functools.lru_cache(512)                         # the same functions are asked about for each run of a study
+def _known(function: Any) -> inspect.Signature:
+    return inspect.signature(function)
 
 
 def accepted(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:

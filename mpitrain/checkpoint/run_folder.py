@@ -27,10 +27,13 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class RunFolder:
-    """The paths of a run's files. Any rank may make one; rank 0 calls `open`, which makes the folder and locks it."""
+    """The paths of a run's files. Any rank may make one; rank 0 calls `open`, which makes the folder and locks it.
 
-    def __init__(self, path: str | os.PathLike[str]):
-        self.path = Path(path)
+    Texts that are not `synced` may be lost in a power cut, checkpoints are not.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, synced: bool = True):
+        self.path, self.synced = Path(path), synced
         self.config, self.metrics, self.run_json, self.trace, _ = (self.path / name for name in FILES)
         self.checkpoints = self.path / "checkpoints"
         self.errors = self.path / "errors"
@@ -141,7 +144,8 @@ class RunFolder:
         assert self._lock is not None
         try:
             os.pwrite(self._lock, claim.padded(text), 0)
-            os.fsync(self._lock)
+            if self.synced:
+                os.fsync(self._lock)
             self._signed = text
         except OSError as error:
             raise storage_error(error, "writing", self._lock_path) from error
@@ -228,7 +232,7 @@ class RunFolder:
     def write_text(self, path: Path, text: str) -> None:
         """Replace one of the run's files: a reader, or a crash, sees the old text or the new one."""
         self.refuse_lost()
-        replace_file(path, text, UNFINISHED)
+        replace_file(path, text, UNFINISHED, synced=self.synced)
 
     def write_json(self, path: Path, values: Any) -> None:
         """`write_text` of `values` as JSON, indented for people."""

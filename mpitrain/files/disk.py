@@ -58,7 +58,8 @@ def free(folder: Path) -> str:
     return f", {room.f_bavail * room.f_frsize} are free{inodes}"
 
 
-def write_file(path: Path, chunks: Sequence[bytes | memoryview], error_of: Callable[..., MpitrainError] = storage_error) -> None:
+def write_file(path: Path, chunks: Sequence[bytes | memoryview], error_of: Callable[..., MpitrainError] = storage_error, *,
+               synced: bool = True) -> None:
     """Make the new file `path` of these byte buffers, with the space reserved first, and sync it.
 
     Refuses a path that exists: nothing is ever overwritten, no symbolic link followed. Raises what `error_of` makes of the
@@ -78,26 +79,29 @@ def write_file(path: Path, chunks: Sequence[bytes | memoryview], error_of: Calla
                 write_fully(fd, view, position)
                 position += len(view)
             doing, position = "syncing to the disk", None
-            os.fsync(fd)
+            if synced:
+                os.fsync(fd)
         finally:
             os.close(fd)
     except OSError as error:
         raise error_of(error, doing, path, offset=position, needed=size) from error
 
 
-def replace_file(path: Path, text: str, suffix: str = ".tmp") -> None:
+def replace_file(path: Path, text: str, suffix: str = ".tmp", *, synced: bool = True) -> None:
     """Makes `text` the content of `path`: a reader, or a crash, sees the old text or the new one. One process writes at a time.
 
-    `suffix` ends the name of the file while it is written. OutputError or StorageError where it cannot be.
+    What is not `synced` may be lost, or be empty, after a power cut. `suffix` ends the name of the file while it is written.
+    OutputError or StorageError where it cannot be.
     """
     work = path.with_name(path.name + suffix)
     try:
         work.unlink(missing_ok=True)                    # a killed process may have left one
-        write_file(work, [text.encode()])
+        write_file(work, [text.encode()], synced=synced)
         os.replace(work, path)
     except OSError as error:
         raise storage_error(error, "writing", path) from error
-    sync_folder(path.parent)
+    if synced:
+        sync_folder(path.parent)
 
 
 def reserve(fd: int, size: int, *, with_zeros: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import lru_cache
 from typing import Any, TypeVar
 
 Self = TypeVar("Self", bound="Checked")
@@ -14,10 +15,13 @@ class _Signature:
     def __get__(self, instance: Any, kind: type[Any]) -> inspect.Signature:
         if instance is not None:
             raise AttributeError("__signature__")
-        if kind.__init__ is object.__init__:
-            return inspect.Signature()
-        whole = inspect.signature(kind.__init__)
-        return whole.replace(parameters=list(whole.parameters.values())[1:])
+        return inspect.Signature() if kind.__init__ is object.__init__ else _without_self(kind.__init__)
+
+
+@lru_cache(512)                           # a model of many layers has few kinds of them
+def _without_self(init: Any) -> inspect.Signature:
+    whole = inspect.signature(init)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
 class Checked:

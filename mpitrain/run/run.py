@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.manifest import Checkpoint
@@ -53,12 +53,21 @@ class Trained:
     paused: bool = False
 
 
+class AsTrial(NamedTuple):
+    """How a run differs that is one of many of a study. `pauses(plan)` says where it may pause, with a checkpoint from which
+    `resume` goes on with the bits of a run that did not. A step that is not finite ends it on all its ranks alike (NumericsError,
+    which a rank of another run raises alone), so that the program can go on. Its texts are not synced to the disk, since the
+    study's journal has what counts, and its memory is not predicted."""
+
+    pauses: Callable[[Plan], Pauses]
+
+
 class Run(Ranks):
     """A run of `config` on the ranks of `comm`."""
 
     trains = True
     _survivors: Survivors | None = None
-    _alike = False
+    _as_trial: AsTrial | None = None
 
     def _opens(self, session: Session) -> None:
         if self._survivors is not None:
@@ -69,24 +78,21 @@ class Run(Ranks):
 
     def train(self, *, resume: str | None = None, overwrite: bool = False, profile: bool = False,
               observers: Sequence[Observer] = (), change: Sequence[str] = (), strict: bool = False,
-              pauses: Callable[[Plan], Pauses] | None = None, alike: bool = False) -> Trained:
+              as_trial: AsTrial | None = None) -> Trained:
         """Trains in the run folder; `observers` are told beside those of the configuration.
 
-        `pauses(plan)` says where the run may pause, with a checkpoint from which `resume` goes on with the bits of a run that did
-        not. With `alike`, a step that is not finite ends the run on all its ranks alike, so that a program of several runs can go
-        on: NumericsError, which without it a rank raises alone.
 
         `resume` is "latest" (there must be a checkpoint) or "auto", `overwrite` deletes the run that is there. Keys of `change`
         may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
         Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
-        folder, self._alike = RunFolder(self.config.run.out), alike
+        folder, self._as_trial = RunFolder(self.config.run.out, synced=as_trial is None), as_trial
 
         def once(comm: Any) -> Trained:
             if comm is None:
-                return self._train(folder, resume, overwrite, profile, observers, change, strict, pauses)
+                return self._train(folder, resume, overwrite, profile, observers, change, strict)
             self._go_on_with(comm)
-            return self._train(folder, "auto", False, profile, observers, change, False, pauses)
+            return self._train(folder, "auto", False, profile, observers, change, False)
 
         with self.at_work():
             if self.config.train.on_lost == "stop" or self.comm.size == 1:      # nobody goes on without the only one
@@ -104,7 +110,7 @@ class Run(Ranks):
         self.config = changed(self.config, mesh={"dp": 0})
 
     def _train(self, folder: RunFolder, resume: str | None, overwrite: bool, profile: bool, observers: Sequence[Observer],
-               change: Sequence[str], strict: bool, pauses: Callable[[Plan], Pauses] | None) -> Trained:
+               change: Sequence[str], strict: bool) -> Trained:
         with ExitStack() as cleanup:
             session = self.open()
             found = None
@@ -112,10 +118,7 @@ class Run(Ranks):
                 self._take(session, folder, resume, overwrite, cleanup)
                 found = self._find(session, folder, change, strict)
             job = self._build(session, found)
-            if pauses is not None:
-                with guard.symmetric():
-                    job.trainer.pauses = evaluated_where(pauses(job.plan), job.plan)
-            forecast = predict_memory(self.config, session, job)
+            forecast = predict_memory(self.config, session, job) if self._as_trial is None else Forecast([])
             job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
@@ -156,11 +159,14 @@ class Run(Ranks):
         stages = config.mesh.stages if continued is None else \
             measured_cut.kept(config.mesh.stages, n_virtual(config), continued.meta.get("choices"))
         with guard.symmetric():
-            looks = self._alike and can_leave_out(config)     # each step's norm is looked at, and with it all ranks' losses
-            job = build(changed(config, train={"on_nan": "skip"}) if looks else config, session.inputs, session.mesh, stages=stages,
-                        quiet=self.quiet)
+            alike = self._as_trial is not None and session.control.size > 1
+            looks = alike and can_leave_out(config)           # at each step's norm, and with it at all ranks' losses
+            asked = changed(config, train={"on_nan": "skip"}) if looks else config
+            job = build(asked, session.inputs, session.mesh, stages=stages, quiet=self.quiet)
             if looks:
                 job.trainer.bad_steps.most_in_a_row = 1
+            if self._as_trial is not None:
+                job.trainer.pauses = evaluated_where(self._as_trial.pauses(job.plan), job.plan)
             if config.distil.teaches:
                 from mpitrain.train.build.teacher import give_teacher  # few runs have one
                 give_teacher(job, config, session.inputs)

@@ -75,8 +75,8 @@ def refuse_without_joules(objectives: Sequence[Objective], config: Config) -> No
     """ConfigError where joules are an objective and nothing counts them."""
     energy: Any = getattr(config, "energy", None)
     if any(one.name == "J" for one in objectives) and (energy is None or energy.source == "off"):
-        raise ConfigError('-J cannot be an objective while energy.source = "off": the joules of every trial would be unknown; set '
-                          'energy.source = "auto"')
+        raise ConfigError('-J cannot be an objective while energy.source = "off": the joules of every trial would be unknown; '
+                          'set energy.source = "auto"')
 
 
 def memory_of_a_rank(ranks_of_host: int) -> int:
@@ -85,8 +85,8 @@ def memory_of_a_rank(ranks_of_host: int) -> int:
 
 
 def refuse_too_large(config: Config, inputs: Inputs, lengths: Mapping[str, int], room: int) -> None:
-    """ConfigError, E_MEMORY, where a rank of a mesh of these lengths would need more than `room` bytes for this run. Nothing large
-    is allocated."""
+    """ConfigError, E_MEMORY, where a rank of a mesh of these lengths would need more than `room` bytes for this run; nothing
+    large is allocated."""
     config, mesh = with_sizes(config, inputs), config.mesh
     rough = 2 * np.dtype(np.float32).itemsize * make_model(config).count_parameters() // (mesh.pp * mesh.tp * mesh.ep)
     if rough * SMALL < room:

@@ -53,4 +53,4 @@ def best_of(trials: list[Trial]) -> Trial:
     """The best trial of those with a score: of the highest rung reached, then by score, then the first."""
     highest = max(trial.reached for trial in trials)
     there = [trial for trial in trials if trial.reached == highest]
-    return there[front.order([trial.score for trial in there if trial.score is not None], 1)[0]]
+    return there[front.best_of([trial.score for trial in there if trial.score is not None])]

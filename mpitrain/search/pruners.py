@@ -87,7 +87,7 @@ def idle(table: Table) -> Wait | Done:
 class Unpruned:
     """Every trial runs to the last rung at once."""
 
-    eta = 0
+    eta = 1
 
     def decide(self, table: Table) -> Choice:
         return New(table.last) if table.left > 0 else idle(table)

@@ -1,7 +1,7 @@
 """The Sobol sequence: points that fill a cube evenly, each made from its number alone.
 
 Direction numbers: S. Joe and F. Y. Kuo (2008), "Constructing Sobol sequences with better two-dimensional projections", file
-new-joe-kuo-6.21201, which SciPy and PyTorch have too. Points come in the order of Gray codes (Antonov and Saleev 1979), as theirs.
+new-joe-kuo-6.21201, which SciPy and PyTorch have too. Points come in the order of Gray codes (Antonov and Saleev 1979), as theirs
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -161,8 +161,7 @@ def read_study(path: Path, overrides: list[str]) -> Study:
         study = Study(path, tables, tuple(others), search, space, base, objectives_of(search, base))
         refuse_arguments(study)
         study = with_grid(study)
-        for key, value in space.ends():
-            study.config_with({key: value})
+        refuse_ends(study, lambda config: None)
     except ConfigError as error:
         raise error if error.file else ConfigError(error.message, code=error.code, file=path) from None
     return study
@@ -190,17 +189,26 @@ def with_grid(study: Study) -> Study:
     return dataclasses.replace(study, search=dataclasses.replace(study.search, trials=study.trials or points))
 
 
+def refuse_ends(study: Study, look: Callable[[Config], object]) -> None:
+    """ConfigError where `look` refuses the run at an end of a range or with a choice of [space], and names that."""
+    for key, value in study.space.ends():
+        try:
+            look(study.config_with({key: value}))
+        except MpitrainError as error:
+            raise ConfigError(f'[space] "{key}" = {toml(value)}: {error.message.removeprefix("on the command line: ")}',
+                              code=error.code, file=study.file) from None
+
+
 def refuse_unbuildable(study: Study, inputs: Any) -> None:
     """ConfigError where model, loss, optimizer or schedule cannot be made at an end of a range or with a choice; `inputs` are the
     open data. Needs no MPI, and allocates nothing."""
     from mpitrain.placement.shard_cuts import probe
     from mpitrain.train.build.from_config import describe
     from mpitrain.train.build.sizes import with_sizes
-    for key, value in study.space.ends():
-        config = with_sizes(study.config_with({key: value}), inputs)
-        try:
-            made = describe(config, inputs.tokens, inputs)
-            made.optimizer(probe())
-            made.rate(config.train.epochs)
-        except MpitrainError as error:
-            raise ConfigError(f'[space] "{key}" = {toml(value)}: {error.message}', code=error.code, file=study.file) from error
+
+    def build(config: Config) -> None:
+        made = describe(with_sizes(config, inputs), inputs.tokens, inputs)
+        made.optimizer(probe())
+        made.rate(study.rungs[-1])
+    build(study.base)                             # what is wrong with it is not the fault of [space]
+    refuse_ends(study, build)

@@ -54,12 +54,13 @@ class Trial:
 class Rung:
     """The trials that reached a rung, or failed on their way to it, in the order of their scores."""
 
-    def __init__(self) -> None:
+    def __init__(self, objectives: int) -> None:
         self.ids: list[int] = []                  # in the order in which they came
         self.scores: dict[int, Score] = {}        # of those that have one
         self.promoted: set[int] = set()           # that have gone on to the next
-        self._sorted: list[tuple[float, int]] = []      # (minus the score, id) with one objective
-        self._order: tuple[int, list[int]] = (0, [])    # with several: how many scores were in order, and their ids
+        self._sorted: list[tuple[float, int]] = []                # (minus the score, id) with one objective
+        self._ranking = front.Ranking(objectives) if objectives > 1 else None
+        self._ranked: tuple[int, int, list[int]] = (0, 0, [])     # of so many scores the best n, as ids
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -68,21 +69,22 @@ class Rung:
         self.ids.append(trial)
         if score is not None:
             self.scores[trial] = score
-            if len(score) == 1:
+            if self._ranking is None:
                 bisect.insort(self._sorted, (-score[0], trial))
+            else:
+                self._ranking.add(score)
 
     def best(self, n: int) -> list[int]:
-        """The ids of the best `n`, the best first; of equal ones, those that started first. Trials without a score are none."""
+        """The ids of the best `n`: with one objective the best first, and of equal ones the trial that started first; with
+        several as `front.Ranking.best` has them. Trials without a score are none."""
         if n <= 0:
             return []
-        if self._sorted:
+        if self._ranking is None:
             return [trial for _, trial in self._sorted[:n]]
-        known, ids = self._order
-        if known != len(self.scores) or len(ids) < min(n, known):
-            trials = sorted(self.scores)
-            ids = [trials[i] for i in front.order([self.scores[t] for t in trials], n)]
-            self._order = len(self.scores), ids
-        return ids[:n]
+        if self._ranked[:2] != (len(self.scores), n):
+            came = list(self.scores)
+            self._ranked = len(self.scores), n, [came[i] for i in self._ranking.best(n)]
+        return self._ranked[2]
 
 
 class Table:
@@ -91,7 +93,7 @@ class Table:
     def __init__(self, rungs: Sequence[int], objectives: Sequence[Objective], planned: int):
         self.epochs, self.objectives, self.planned = tuple(rungs), tuple(objectives), planned
         self.trials: list[Trial] = []                         # by id
-        self.rungs = [Rung() for _ in rungs]
+        self.rungs = [Rung(len(objectives)) for _ in rungs]
         self.open: dict[tuple[int, int], str] = {}            # (trial, rung) -> running or lost, in the order of their starts
         self.paused: dict[int, None] = {}                     # ids in the order of their pauses
         self.told: list[int] = []                             # ids in the order of their first results, failures among them
@@ -113,17 +115,17 @@ class Table:
         return next((job for job, state in self.open.items() if state == LOST), None)
 
     def best(self) -> Trial | None:
-        """The best trial of the highest rung that any has reached."""
+        """The best trial of the highest rung that any has reached: of its front, the best by the first objective."""
         for rung in reversed(self.rungs):
-            if ids := rung.best(1):
-                return self.trials[ids[0]]
+            if rung.scores:                       # the best by the first, and of those by the others, is dominated by nobody
+                return self.trials[max(rung.scores, key=lambda trial: (rung.scores[trial], -trial))]
         return None
 
     def front(self) -> list[Trial]:
         """The trials at the last rung that no other dominates there, by id; with one objective the best ones."""
         ids = sorted(self.rungs[self.last].scores)
         scores = [self.rungs[self.last].scores[i] for i in ids]
-        return [self.trials[ids[i]] for i in front.fronts(scores, 1)[0]] if ids else []
+        return [self.trials[ids[i]] for i in front.fronts(scores)[0]] if ids else []
 
     def refuse_all_failed(self) -> None:
         """NumericsError with the commonest code where every trial has failed."""

@@ -12,7 +12,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, changed
 from mpitrain.errors import MpitrainError
-from mpitrain.run.run import Run, Trained
+from mpitrain.run.run import AsTrial, Run, Trained
 from mpitrain.search.cost import Costs, refuse_too_large
 from mpitrain.search.groups import Groups
 from mpitrain.search.study_file import Study
@@ -77,16 +77,15 @@ class TrialRuns:
         self._plan: Plan | None = None
 
     def train(self, job: Job) -> Job | None:
-        """Trains a trial to its rung and gives the group's next job. What ends a trial alike on its ranks is its outcome; all other
-        errors are raised. The study hears of an outcome when the trial's folder is free: another group may go on with it at once."""
+        """Trains a trial to its rung and gives the group's next job. What ends a trial alike on its ranks is its outcome; all
+        other errors are raised. The study hears of it when the trial's folder is free: another group may go on at once."""
         run: Run | None = None
         self._plan = None
         try:
             config = self._config(job)
             run = Run(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
             with run:
-                trained = run.train(resume="auto", observers=[self.clock], pauses=lambda plan: self._pauses(job, plan),
-                                    alike=self.groups.comm.size > 1)
+                trained = run.train(resume="auto", observers=[self.clock], as_trial=AsTrial(lambda plan: self._pauses(job, plan)))
         except Exception as error:
             code = self._code(error)
             if code is None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from mpitrain import Process, Run, load_config, start
 from mpitrain.errors import ConfigError
+from mpitrain.run.run import AsTrial
 from mpitrain.run.session import Session, before_mpi, look_at_files
 from mpitrain.train.intervals import Pauses
 
@@ -26,7 +27,7 @@ def one(session, comm, config, goes_on=None):
     def pauses(plan):
         return Pauses((10, 20, 30), goes_on)
     with Run(config, comm, process=process, quiet=True, after=session) as run:
-        return run.train(resume="auto", pauses=pauses if goes_on else None)
+        return run.train(resume="auto", as_trial=AsTrial(pauses) if goes_on else None)
 
 
 def main():
