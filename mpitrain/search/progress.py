@@ -1,7 +1,7 @@
 """The progress of a study as lines, from the records of its journal as rank 0 hears of them.
 
 Open MPI passes on what ranks write in whole lines, so nothing is drawn over: each line says where the study is, and one comes
-every `every_s` seconds at most (every WATCHED_S where somebody looks at a terminal; 0: with each outcome), and the last one.
+every `every_s` seconds at most (every WATCHED_S where somebody looks at a terminal; 0: with each outcome), and one at the end.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ class StudyProgress:
         self._tell, self._clock = tell, clock
         self._began = self._told = clock()
         self._done = 0                                       # outcomes of earlier jobs, which a study that goes on begins with
+        self._table: Table | None = None                     # with outcomes that no line has told yet
 
     def __call__(self, record: Record, table: Table) -> None:
         if record.get("time", self._began) < self._began:
             self._done = len(table.told)
         elif record["kind"] in ("result", "fail"):
-            now = self._clock()
-            if now - self._told >= self.every_s or over(table):
-                self._told = now
-                self._tell(progress_line(table, now - self._began, len(table.told) - self._done))
+            self._table = table
+            if self._clock() - self._told >= self.every_s:
+                self.finish()
 
-
-def over(table: Table) -> bool:
-    """Whether no trial runs and none is to come; a pruner may promote further."""
-    return not table.left and not table.open and bool(table.rungs[-1].ids)
+    def finish(self) -> None:
+        """A line about what is not told yet, if anything."""
+        table, self._table = self._table, None
+        if table is not None:
+            self._told = self._clock()
+            self._tell(progress_line(table, self._told - self._began, len(table.told) - self._done))
 
 
 def progress_line(table: Table, seconds: float, lately: int) -> str:

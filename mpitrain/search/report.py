@@ -65,7 +65,7 @@ class Report:
         from mpitrain.search.front import fronts
         ids = sorted(self.table.rungs[rung].scores)
         scores = [self.table.rungs[rung].scores[i] for i in ids]
-        found = [self.table.trials[ids[i]] for i in fronts(scores, 1)[0]]
+        found = [self.table.trials[ids[i]] for i in fronts(scores)[0]]
         return sorted(found, key=lambda trial: (-self.table.rungs[rung].scores[trial.id][0], trial.id))
 
     def points(self, x: Objective, y: Objective, rung: int) -> list[tuple[float, float, int]]:

@@ -52,9 +52,10 @@ def sections(report: Report) -> Iterator[tuple[str, str]]:
     first, *others = report.objectives
     for other in others:
         yield f"Front: {first.text} and {other.text}", front_plot(report, first, other)
-    yield f"Best {first.name} so far", so_far_plot(report, first)
+    if report.best_so_far():
+        yield f"Best {first.name} so far", so_far_plot(report, first)
+        yield "What the groups were at work on", work_plot(report)
     yield f"{first.name} by rung", curves_plot(report, first) + f"<pre>{escape(chr(10).join(rung_lines(report)))}</pre>"
-    yield "What the groups were at work on", work_plot(report)
     yield f"Keys against {first.name}", '<div class="few">' + "".join(key_plots(report, first)) + "</div>"
     yield "All keys at once", parallel_plot(report, first)
     yield "Trials", f'<div class="wide">{trials_table(report)}</div>'

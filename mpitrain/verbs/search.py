@@ -39,8 +39,11 @@ def run(options: Namespace, process: Process) -> int:
         from mpitrain.search.study_file import read_study
     with guard.symmetric():
         study = read_study(path, overrides)
-    told = {} if options.quiet or launched_rank()[0] else {"told": progress_of(study)}
+    progress = None if options.quiet or launched_rank()[0] else progress_of(study)
+    told = {} if progress is None else {"told": progress}
     found = search(study, process, resume=options.resume, overwrite=options.overwrite, **told)
+    if progress is not None:
+        progress.finish()
     if launched_rank()[0] == 0:
         print(best_of(found), flush=True)
     return 0

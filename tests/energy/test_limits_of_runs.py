@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from launch import Job, Result, is_guardian, launch, mpirun, send, tagged
 from runs import SMALL
+from studies import STUDY
 from sys_trees import CLOCK, WATTS, settings, sys_tree
 
 from mpitrain.energy import guardian
@@ -112,3 +113,13 @@ def test_a_limit_that_the_hardware_cannot_have_is_refused_before_training(folder
     assert refused.rc == 78 and len(refused.error_lines) == 1
     assert "energy.cap_watts = 251 cannot be set: the power limit of package-0 takes at most 250 W" in refused.error_lines[0]
     assert before(folder) and not (folder / "runs").exists()
+
+
+@pytest.mark.slow
+def test_all_trials_of_a_study_run_with_its_limits(folder: Path) -> None:
+    (folder / "study.toml").write_text(STUDY.replace("trials = 9", "trials = 3") + '[log]\nobservers = ["own.py:Fault"]\n')
+    done = mpirun(2, "-m", "mpitrain", "search", "study.toml", "run.out=study", *LIMITED, cwd=folder, env={"FAULT": ""})
+    assert done.rc == 0, done.err
+    assert done.out.count("limit 120000000") >= 3 and "limit 200000000" not in done.out and before(folder)
+    limits = [json.loads(path.read_text())["limits"] for path in folder.glob("study/trials/*/run.json")]
+    assert len(limits) == 3 and all("power limit of package-0 200 W -> 120 W" in said[0] for said in limits)
