@@ -212,5 +212,5 @@ def test_a_plans_front_has_the_joules_of_all_its_ranks(tmp_path: Path) -> None:
     front = front_of(Pipeline(read_table(tmp_path / "zeus.csv"), SCHEDULES["1f1b"], 2, 4, idle_watts=50.0))
     said = list(energy_lines(flat(batch_size=96), plan, 50.0, tmp_path / "zeus.csv"))
     assert f"{6 * front.fastest.joules:.4g} J" in said[1] and f"{6 * front.fastest.joules / 96:.4g}" in said[-len(front.points)]
-    with pytest.raises(ConfigError, match="this table has clocks of 2 stages, and the plan has 1 stages"):
+    with pytest.raises(ConfigError, match="this table has clocks of 2 stages, and the plan has 1 stage;"):
         list(energy_lines(flat(), SimpleNamespace(**{**vars(plan), "mesh": {"pp": 1}}), 0.0, tmp_path / "zeus.csv"))
