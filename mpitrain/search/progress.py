@@ -43,7 +43,7 @@ class StudyProgress:
 
 
 def progress_line(table: Table, seconds: float, lately: int) -> str:
-    """``study 12/64 trials, 4 running; epochs 1: 10, 3: 2; best accuracy 0.9712 (trial 7, 3 epochs)  0:00:12``, and the time left
+    """``study 12/64 trials, 4 running; epochs 1: 10, 3: 2; best accuracy 0.9712 (trial 7, epoch 3)  0:00:12``, and the time left
     if trials go on as the `lately` outcomes of these seconds did."""
     states = Counter(trial.state for trial in table.trials)
     words = f"study {len(table.told)}/{table.planned} trials"
@@ -55,7 +55,7 @@ def progress_line(table: Table, seconds: float, lately: int) -> str:
     if best is not None:
         first: Objective = table.objectives[0]
         words += f"; best {first.name} {shown(best.results[best.reached].get(first.name))} (trial {best.id}, " \
-                 f"{table.epochs[best.reached]} epochs)"
+                 f"epoch {table.epochs[best.reached]})"
     words += f"  {duration(seconds)}"
     left = table.planned - len(table.told)
     return words + (f"  ETA about {duration(seconds / lately * left)}" if lately > 0 and left else "")

@@ -221,7 +221,7 @@ def test_lines_of_progress_come_as_often_as_asked_and_at_the_end(tmp_path: Path,
     at = ", ".join(f"{epochs}: {sum(r['kind'] == 'result' and r['rung'] == rung for r in records)}"
                    for rung, epochs in enumerate((1, 3, 9)))
     best = read_report(tmp_path).table.best()
-    assert best is not None and f"(trial {best.id}, 9 epochs)" in said[-1][1] and "ETA" not in said[-1][1]
+    assert best is not None and f"(trial {best.id}, epoch 9)" in said[-1][1] and "ETA" not in said[-1][1]
     assert said[-1][1].startswith(f"study 27/27 trials, 1 failed; epochs {at}; best accuracy") and "ETA about" in said[0][1]
 
 
