@@ -147,7 +147,23 @@ def compress(*, compressors: str, elements: int, repeats: int) -> Measurement:
     return measure
 
 
+def energy(*, seconds: float, repeats: int, root: Path, out: Path | None) -> Measurement:
+    from mpitrain.bench.energy import bench_energy
+    from mpitrain.errors import UsageError
+    from mpitrain.train.machine import threads
+    if not 0.1 <= seconds <= 60:
+        raise UsageError(f"--seconds must lie between 0.1 and 60, in which no counter begins anew twice, found {seconds:g}")
+    arguments.at_least(repeats, 2, "--repeats")
+
+    def measure(channel: Channel, world: World, report: Report) -> None:
+        as_in_training(channel)
+        threads.pin(1)
+        bench_energy(channel, world, report, seconds=seconds, repeats=repeats, root=root, out=out)
+    return measure
+
+
 # Each verb, and whether one rank alone has something to measure.
 VERBS: dict[str, tuple[Callable[..., Measurement], bool]] = {
     "allreduce": (allreduce, False), "fit": (fit, False), "exchange": (exchange, False), "train": (train, True),
-    "memory": (memory, True), "models": (models, True), "pipeline": (pipeline, False), "compress": (compress, True)}
+    "memory": (memory, True), "models": (models, True), "pipeline": (pipeline, False), "compress": (compress, True),
+    "energy": (energy, True)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
+from mpitrain.files.toml import toml as toml
 
 Refusal = tuple[str, tuple[str, ...]]    # the message, and the keys it is about
 
@@ -11,14 +10,3 @@ Refusal = tuple[str, tuple[str, ...]]    # the message, and the keys it is about
 def written(value: float | str) -> str:
     """A value as somebody wrote it: 0 for the 0.0 that it became."""
     return toml(value).removesuffix(".0")
-
-
-def toml(value: Any) -> str:
-    """A value as TOML."""
-    if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(toml(v) for v in value) + "]"
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(k)} = {toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, str):               # a TOML basic string is a JSON string but for two escapes JSON lacks
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value).lower() if isinstance(value, bool) else repr(value)

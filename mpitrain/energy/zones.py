@@ -29,6 +29,7 @@ from mpitrain.errors import AccessError, DataError, MissingError, MpitrainError
 POWERCAP = Path("/sys/class/powercap")
 PEAK_WATTS = 1000.0               # of one zone: Zeus assumes as much (device/cpu/rapl.py), and sockets of 2026 take half of it
 SLACK_S = 0.1                     # a counter moves once a millisecond, and a reading may come late by more than it says
+STILL_S = 10.0                    # a package that is on uses some watts: a counter that stands still so long counts nothing
 DIGITS = 32                       # bytes of a file that are read: 2^64 has 20 digits
 PACKAGE = re.compile(r"package-\d+(-die-\d+)?")
 OPEN_THEM = "an administrator may allow it: chmod a+r {root}/intel-rapl:*/energy_uj (root's alone since Linux 5.10)"
@@ -138,6 +139,7 @@ class Powercap:
     def __init__(self, root: Path = POWERCAP, clock: Callable[[], float] = time.monotonic):
         self.zones, self._clock = find_zones(root).added, clock
         self.microjoules = dict.fromkeys((zone.name for zone in self.zones), 0)        # since this object was made
+        self._packages = {zone.name for zone in self.zones if PACKAGE.fullmatch(zone.name)}
         self._files: list[int] = []
         self._last: list[int] = []
         for zone in self.zones:
@@ -152,6 +154,7 @@ class Powercap:
                 self.close()
                 raise
         self._at = clock()
+        self._moved = [self._at] * len(self.zones)            # when each was last seen to move
 
     def joules(self) -> float:
         """What all zones have used since this object was made. Lost where that is not known any more."""
@@ -166,6 +169,11 @@ class Powercap:
             except DataError as error:
                 raise Lost(str(error)) from None
             self.microjoules[zone.name] += used(found, self._last[i], zone, seconds)
+            if found != self._last[i]:
+                self._moved[i] = now
+            elif now - self._moved[i] > STILL_S and zone.name in self._packages:
+                raise Lost(f"the counter of {zone.name} stands still at {found:,} uJ for {now - self._moved[i]:.0f} s, as on "
+                           "some virtual machines")
             self._last[i] = found
         return sum(self.microjoules.values()) / 1e6
 

@@ -58,31 +58,47 @@ class Work(NamedTuple):
         return TRAINING * self.forward
 
 
+class Product(NamedTuple):
+    """A product of a forward pass: its Function, the multiply-adds of a sample, and how many numbers its weights are."""
+
+    function: str
+    multiply_adds: int
+    weights: int
+
+
 def count(model: Module, sample: Array | ByName) -> Work:
     """The work of `model`, which has been described or not and keeps no memory from this, on one sample (1, ...), or on inputs by
     name of one sample, in float32.
 
     Numbers in the sample count for nothing but token numbers, which must be in the vocabulary.
     """
+    work: Counter[str] = Counter()
+    for product in products(model, sample):
+        work[product.function] += product.multiply_adds
+    transforms = sum(work.pop(function.__name__, 0) for function in TRANSFORMS)
+    return Work({name: n for name, n in work.items() if n}, transforms)
+
+
+def products(model: Module, sample: Array | ByName) -> list[Product]:
+    """The products of the forward pass in their order, as `count` adds them up; a Fourier transform is one multiply-add here."""
     given = sample if isinstance(sample, ByName) else Tensor(
         sample.astype(np.float32) if sample.dtype.kind == "f" else sample)
     was = [module for module in model.modules() if module.training]
     model.eval()
     try:
         scope = random.Scope(0, 0, np.zeros(1, np.uint64))
-        with lent_memory([model], "float32"), no_grad(), _counting() as work, random.use(scope):
+        with lent_memory([model], "float32"), no_grad(), _counting() as found, random.use(scope):
             model(given)
     finally:
         for module in was:
             module.training = True
-    transforms = sum(work.pop(function.__name__, 0) for function in TRANSFORMS)
-    return Work({name: n for name, n in work.items() if n}, transforms)
+    return found
 
 
 @contextmanager
-def _counting() -> Iterator[Counter[str]]:
+def _counting() -> Iterator[list[Product]]:
     """The Functions of RULES, and those that inherit their forward, count in this thread while it is entered, and give zeros."""
-    work: Counter[str] = Counter()
+    found: list[Product] = []
     rules = {function.forward: rule for function, rule in RULES.items()}
     rules |= {getattr(sys.modules[module], name).forward: rule for (module, name), rule in LATE.items() if module in sys.modules}
     noted = {function.forward for function in TRANSFORMS}
@@ -90,25 +106,26 @@ def _counting() -> Iterator[Counter[str]]:
     def forward_of(function: type[Function]) -> Callable[..., Any]:
         forward = function.forward
         if forward in rules:
-            return _standing_in(rules[forward], work)
-        return _noted(forward, work) if forward in noted else forward
+            return _standing_in(rules[forward], found)
+        return _noted(forward, found) if forward in noted else forward
     with in_place_of_forward(forward_of):
-        yield work
+        yield found
 
 
-def _standing_in(rule: Rule, work: Counter[str]) -> Callable[..., Any]:
+def _standing_in(rule: Rule, found: list[Product]) -> Callable[..., Any]:
     def forward(ctx: Any, *arrays: Any, **params: Any) -> Any:
         multiply_adds, shapes = rule(ctx.function, *arrays, **params)
         kinds = [array.dtype for array in arrays[:2] if array is not None]
-        work[ctx.function.__name__] += multiply_adds * prod(2 if kind.kind == "c" else 1 for kind in kinds)
+        multiply_adds *= prod(2 if kind.kind == "c" else 1 for kind in kinds)
+        found.append(Product(ctx.function.__name__, multiply_adds, getattr(arrays[1], "size", 0) if len(arrays) > 1 else 0))
         made = [np.zeros(shape, np.result_type(*kinds)) for shape in shapes]
         return made[0] if len(made) == 1 else tuple(made)
     return forward
 
 
-def _noted(forward: Callable[..., Any], work: Counter[str]) -> Callable[..., Any]:
+def _noted(forward: Callable[..., Any], found: list[Product]) -> Callable[..., Any]:
     def noted(ctx: Any, *arrays: Any, **params: Any) -> Any:
-        work[ctx.function.__name__] += 1
+        found.append(Product(ctx.function.__name__, 1, 0))
         return forward(ctx, *arrays, **params)
     return noted
 

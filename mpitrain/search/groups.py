@@ -28,6 +28,7 @@ class Groups:
         self.world, self.count, self.number = comm, comm.size // ranks, comm.rank // ranks
         self.whole = Session(changed(config, mesh=_no_axes()), comm)
         self.whole.open(self.whole.config, files)
+        self.whole.inputs.fit(self.whole.control)             # a sample is transformed where a model is tried
         self.threads = self.whole.threads                     # those of a rank of a full node: other groups compute, too
         self.comm = comm.Split(self.number, comm.rank)
         self.config = changed(config, train={"threads": self.threads})

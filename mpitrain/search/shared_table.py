@@ -76,15 +76,15 @@ class SharedTable:
         self.decisions, self.journal, self.told = decisions, journal, told
         self.turn = Turn(journal.path.parent)
         self.records: list[Record] = []                       # all of the journal, the header first
-        self.seconds: list[float] = []                        # that decisions took, with the wait for the turn and the disk
+        self.seconds: list[float] = []                        # that decisions took, with the sync to the disk
         self.stops = False                                    # whether a group of this job was asked to stop
         self.offset = 0                                       # bytes of the journal that are in the table
 
     def next(self, *outcomes: Mapping[str, Any]) -> Action:
         """Tells what this group's trial has come to, and takes up what it does next: both are on the disk when this returns. Done
         where the job is to stop."""
-        began = time.perf_counter()
         with self.turn():
+            began = time.perf_counter()
             self.catch_up()
             for record in outcomes:
                 self._apply(dict(record))
@@ -95,7 +95,7 @@ class SharedTable:
                 self.journal.append(*outcomes, *decided)
             self._keep(decided)
             self.offset += sum(len(line_of(record)) for record in (*outcomes, *decided))
-        self.seconds.append(time.perf_counter() - began)
+            self.seconds.append(time.perf_counter() - began)
         return action
 
     def add(self, *records: Mapping[str, Any]) -> None:

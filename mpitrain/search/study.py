@@ -18,10 +18,10 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import changed, to_toml
 from mpitrain.errors import Stopped
-from mpitrain.run.limits import agree, hold
-from mpitrain.run.ranks import Ranks
+from mpitrain.run.limits import agree
+from mpitrain.run.run import Run
 from mpitrain.run.session import before_mpi, look_at_files
-from mpitrain.search.cost import Costs, memory_of_a_rank, refuse_without_joules
+from mpitrain.search.cost import Costs, memory_of_a_rank, refuse_unknown_joules, refuse_without_joules
 from mpitrain.search.folder import StudyFolder
 from mpitrain.search.groups import Groups
 from mpitrain.search.pruners import Done, Promote, Start
@@ -44,10 +44,10 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
     with guard.symmetric():
         refuse_without_joules(study.objectives, study.base)
     base = changed(study.base, train={"stall_s": 0.0})        # a group that waits for others stands still
-    hold(base, process)
     files = before_mpi(partial(look_at_files, base))
-    groups = Groups(Ranks.of_job(base, process, quiet=True, look=files).comm, base, study.search.ranks, files)
+    groups = Groups(Run.of_job(base, process, quiet=True, look=files).comm, base, study.search.ranks, files)
     agree(base, groups.whole.control, groups.whole.places, process)
+    refuse_unknown_joules(study.objectives, base, groups.whole.control, groups.whole.places)
     with guard.symmetric():
         refuse_unbuildable(study, groups.whole.inputs)
     with ExitStack() as cleanup:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 from launch import clean_environment
 
 from mpitrain.backend.native import compiler
+from mpitrain.comm.watch.pulse import ENDING_S, SILENCES, Pulse
+from mpitrain.comm.watch.record import HERE
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="no C compiler")
 BEGIN = """if True:
@@ -100,3 +103,17 @@ def test_an_exit_of_a_library_below_a_limit_names_the_limit_and_does_not_claim_t
 
 def test_where_each_rank_has_started_a_watcher_the_first_one_stays() -> None:
     assert said(ONE) == ""
+
+
+@pytest.mark.promise("A4")
+def test_a_rank_that_was_stopped_for_long_hears_whether_another_watches_before_it_replaces_its_own() -> None:
+    rank = Pulse.__new__(Pulse)                               # without its thread, which reads the pipe, too
+    rank._asked, another = os.pipe()
+    rank._silence, long = 0.01, SILENCES * 0.01 + ENDING_S
+    assert not rank._another_watches(long)
+    os.write(another, HERE)
+    assert rank._another_watches(long) and not rank._another_watches(long - 0.001)
+    os.read(rank._asked, 100)
+    assert not rank._another_watches(long)
+    os.close(rank._asked)
+    os.close(another)

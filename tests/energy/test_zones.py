@@ -158,6 +158,25 @@ def test_a_counter_is_set_back_only_by_a_turn_that_the_power_explains(tmp_path: 
     assert int((tree / "energy_uj").read_text()) < 97e6 and counter.joules() == pytest.approx(100.0, rel=1e-6)
 
 
+def test_a_package_whose_counter_stands_still_is_unknown_and_memory_may_rest(tmp_path: Path) -> None:
+    dram(tmp_path)
+    clock = Clock()
+    counter = Powercap(tmp_path, clock)
+    for _ in range(30):
+        clock.now += 1.0
+        for number in range(2):
+            set_joules(tmp_path / f"intel-rapl:{number}", clock.now)
+        counter.joules()                          # memory has used nothing for 30 s
+    for _ in range(10):
+        clock.now += 1.0
+        set_joules(tmp_path / "intel-rapl:0", clock.now)
+        counter.joules()
+    clock.now += 1.0
+    set_joules(tmp_path / "intel-rapl:0", clock.now)
+    with pytest.raises(Lost, match="the counter of package-1 stands still at 130,000,000 uJ for 11 s"):
+        counter.joules()
+
+
 def test_a_benchmark_asks_for_joules_since_its_last_call_and_is_told_why_there_are_none(tmp_path: Path) -> None:
     dram(tmp_path)
     clock = Clock()

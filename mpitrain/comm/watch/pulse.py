@@ -24,7 +24,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -34,6 +34,7 @@ from mpitrain.comm.job.failure import memory_limit
 from mpitrain.comm.job.start import launched_rank, local_rank
 from mpitrain.comm.job.turn import claim_file
 from mpitrain.comm.messages.progress import Progress
+from mpitrain.comm.watch.alarm import set_alarm
 from mpitrain.comm.watch.record import (
     ANSWERS,
     COUNT,
@@ -60,7 +61,6 @@ from mpitrain.errors import StallError
 
 COMM = str(Path(__file__).resolve().parents[1]) + os.sep          # who is in code of this folder waits for other ranks
 LIBRARY = (str(Path(os.__file__).parent) + os.sep, "<frozen")
-ALARM_S = 5.0                             # a rank waits so much longer for MPI's start than a watcher does
 SILENCES = 2                              # the watcher is gone after so many; a rank more for each one before it on its node
 BRIEF_S, REPLACEMENTS = 10.0, 3           # so many that end within this are replaced in a row
 ENDING_S = 2.0                            # a launcher that ends the job may end the watcher so long before this rank
@@ -99,31 +99,12 @@ class Pulse(Unwatched):
         threading.Thread(target=self._listen, name="mpitrain-pulse", daemon=True).start()
         if library is not None:
             self._name_exits(library)
-        self._stop_alarm = self._set_alarm(library, start) if start and what == "end" else lambda: None
+        self._stop_alarm = set_alarm(library, start) if start and what == "end" else lambda: None
 
     def _start_watcher(self) -> None:
         self._begun = time.monotonic()
         why = self._watcher.start()
         self.obstacle = why and f"nobody watches for ranks that stand still on {socket.gethostname()}: {why}"
-
-    def _set_alarm(self, library: Any, seconds: float) -> Callable[[], object]:
-        """Ends this rank if MPI has not started a while after a watcher would have said so.
-
-        MPI's start holds the interpreter's lock, so the alarm is in C; without a compiler Python's fault handler is one, with
-        stacks and exit code 1. What comes back stops it. The program's own timer is left alone.
-        """
-        (rank, size), late = launched_rank(), seconds + min(seconds, ALARM_S)
-        if size == 1 or signal.getitimer(signal.ITIMER_REAL)[0]:
-            return lambda: None
-        text = (f"\nmpitrain: E_STALL rank={rank}/{size} host={socket.gethostname()} phase=start: MPI has not started for "
-                f"{late:.0f} s, and nobody watches: the first rank of this node, or its watcher, has probably ended; see that "
-                "all ranks start, or raise train.start_s\n")
-        if library is not None:
-            library.leave_in(min(int(late * 1000), 2**31 - 1), StallError.exit_code, text.encode(), os.fsencode(claim_file()))
-            stop: Callable[[], object] = library.leave_not
-            return stop
-        faulthandler.dump_traceback_later(late, exit=True, file=2)
-        return faulthandler.cancel_dump_traceback_later
 
     def _name_exits(self, library: Any) -> None:
         """A library in C that ends the program by `exit` (OpenBLAS without memory, Fortran's STOP) does so with our code."""
@@ -227,8 +208,9 @@ class Pulse(Unwatched):
 
     def _listen(self) -> None:
         """Answers the watcher. Another one is started when this rank's own has ended, or none says for long that it is there."""
-        silent = 0
+        silent, before, began = 0, 0.0, time.monotonic()
         while True:
+            before, began = began, time.monotonic()
             looked = select.poll()
             looked.register(self._asked, select.POLLIN)
             if self._watcher.orders >= 0:
@@ -242,11 +224,21 @@ class Pulse(Unwatched):
                     self._answer(words)
             elif found:
                 time.sleep(ENDING_S)
-                if self._watcher.orders >= 0:                 # this rank has not ended it
+                if self._another_watches(time.monotonic() - before):
+                    self._watcher.end()
+                elif self._watcher.orders >= 0:               # this rank has not ended it
                     self._replace("has ended")
             elif silent >= SILENCES + self._turn and self._heard and self._words[PHASE] != PHASES.index(REST):
                 silent = 0
                 self._replace(f"has said nothing for {self._silence * (SILENCES + self._turn):.0f} s or more")
+
+    def _another_watches(self, seconds: float) -> bool:
+        """Whether another rank has replaced this rank's watcher, while this rank was stopped: two looks took so many seconds."""
+        if seconds < SILENCES * self._silence + ENDING_S:
+            return False                                      # The others have not waited for so long.
+        looked = select.poll()
+        looked.register(self._asked, select.POLLIN)
+        return bool(looked.poll(1000 * self._silence))        # It says in this time that it is there.
 
     def _replace(self, why: str) -> None:
         if self._words[OVER]:

@@ -133,8 +133,8 @@ class EnergyUse(Observer):
 
     def _numbers(self, step: int) -> dict[str, Any]:
         """The fields of a line, since the line before. It communicates."""
-        joules = self._joules()
         now = perf_counter()
+        joules = self._joules()
         used, seconds = joules - self._told, now - self._since
         self._told, self._since = joules, now
         known = ~np.isnan(used)
@@ -187,6 +187,8 @@ class EnergyUse(Observer):
         reader.sample()
         joules = reader.joules()
         reader.stop()
+        if joules == 0.0:                                     # What is on uses some watts: nothing was counted.
+            joules, reader.why = None, "the counter of this host has not moved"
         host |= {"joules": joules, "seconds": reader.seconds, "source": self.source, "why": reader.why,
                  "readings": reader.samples, "parts": reader.counter.parts()}
         if joules is None:
