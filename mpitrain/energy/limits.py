@@ -39,6 +39,11 @@ class HostLimits:
                                                 "has not answered", None])
             self.undo()
 
+    def contact(self) -> list[int] | None:
+        """This process and its end of the guardian's pipe, for `held_by`; None where there is none any more."""
+        pipe = self._process.stdin
+        return None if pipe is None or pipe.closed else [os.getpid(), pipe.fileno()]
+
     def undo(self) -> list[str]:
         """Puts back what was there, at a run's normal end; what could not be, in words. Nothing the second time."""
         if self._process.stdin is None or self._process.stdin.closed:
@@ -60,3 +65,11 @@ class HostLimits:
         except BrokenPipeError:
             return {}
 
+
+def held_by(process: int, pipe: int) -> int:
+    """Another end of a guardian's pipe, of a process of this host: while it is open the limits stay, whoever has set them. -1
+    where it cannot be had, as between containers; then they last as long as that process."""
+    try:
+        return os.open(f"/proc/{process}/fd/{pipe}", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1

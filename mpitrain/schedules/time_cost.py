@@ -16,7 +16,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 TICK, GRAIN = 1e-12, 1e-9
 ENDLESS = 1 << 200
@@ -48,16 +48,19 @@ class Arc:
                      for slower, faster in zip(options[:0:-1], options[-2::-1])]
         self.bounds = [*accumulate(steepness, max), ENDLESS]
         self.flow = 0
+        self.add(0)
 
-    def forward(self) -> tuple[int, int]:
-        """The length of one more unit, and how many have it."""
+    def add(self, flow: int) -> None:
+        """More flow, or less. `longer` is the length of one more unit, and `room` how many have it; `shorter` and `back` are the
+        same of one unit less, without a flow none."""
+        self.flow += flow
         level = bisect_right(self.bounds, self.flow)
-        return self.lengths[level], self.bounds[level] - self.flow
-
-    def backward(self) -> tuple[int, int]:
-        """The same of one unit less; none without a flow."""
+        self.longer, self.room = self.lengths[level], self.bounds[level] - self.flow
         level = bisect_left(self.bounds, self.flow)
-        return -self.lengths[level], self.flow - (self.bounds[level - 1] if level else 0)
+        self.shorter, self.back = -self.lengths[level], self.flow - (self.bounds[level - 1] if level else 0)
+
+
+Way: TypeAlias = tuple[int, int, Arc, bool]       # to an event: its number, slack in time, the arc, whether along it
 
 
 class Network:
@@ -72,16 +75,18 @@ class Network:
             self.at[arc.head].append((arc, False))
 
     def corners(self) -> Iterator[Corner]:
-        """The front from the slowest to the fastest. The cost falls by at most one straight line between two corners."""
+        """The front from the slowest to the fastest. Between two corners a second less costs as much as there is flow."""
         times, shortest = self._latest(slowest=True), self._latest(slowest=False)[-1]
-        yield self._corner(times)
+        cost, flow = sum(activity.options[-1][1] for activity in self.activities), 0
+        yield self._corner(times, cost)
         while times[-1] > shortest:
-            self._augment(times)
+            flow += self._augment(times)
             shift = self._distances(times)
+            cost += flow * GRAIN * shift[-1] * TICK
             times = [time - min(far, shift[-1]) for time, far in zip(times, shift)]
             if times[-1] < shortest:
                 raise AssertionError("the flow went past the shortest time")
-            yield self._corner(times)
+            yield self._corner(times, cost)
 
     def _latest(self, *, slowest: bool) -> list[int]:
         """The earliest time of each event, by its longest way from the first."""
@@ -98,20 +103,18 @@ class Network:
                         ready.append(arc.head)
         return times
 
-    def _corner(self, times: Sequence[int]) -> Corner:
-        seconds = [min(times[arc.head] - times[arc.tail], arc.lengths[0]) * TICK for arc in self.arcs]
-        cost = sum(cost_at(activity.options, taken) for activity, taken in zip(self.activities, seconds))
-        return Corner(times[-1] * TICK, cost, seconds)
+    def _corner(self, times: Sequence[int], cost: float) -> Corner:
+        taken = [min(times[arc.head] - times[arc.tail], arc.lengths[0]) for arc in self.arcs]
+        return Corner(times[-1] * TICK, cost, [ticks * TICK for ticks in taken])
 
-    def _open(self, event: int, times: Sequence[int]) -> Iterator[tuple[int, int, int, Arc, bool]]:
-        """Where flow may go from an event: (event, slack in time, room, arc, whether along it)."""
+    def _open(self, event: int, times: Sequence[int]) -> Iterator[Way]:
+        """Where flow may go from an event."""
+        now = times[event]
         for arc, leaves in self.at[event]:
             if leaves:
-                length, room = arc.forward()
-                yield arc.head, times[arc.head] - times[event] - length, room, arc, True
+                yield arc.head, times[arc.head] - now - arc.longer, arc, True
             elif arc.flow:
-                length, room = arc.backward()
-                yield arc.tail, times[arc.tail] - times[event] - length, room, arc, False
+                yield arc.tail, times[arc.tail] - now - arc.shorter, arc, False
 
     def _distances(self, times: Sequence[int]) -> list[int]:
         """By how much less time each event may come, with all flow on longest ways (Dijkstra over the slack)."""
@@ -122,45 +125,52 @@ class Network:
             distance, event = heapq.heappop(heap)
             if distance > far[event]:
                 continue
-            for other, slack, _, _, _ in self._open(event, times):
+            if event == self.n_events - 1:
+                break                                        # the others are further, and nobody asks how far
+            for other, slack, _, _ in self._open(event, times):
                 if distance + slack < far[other]:
                     far[other] = distance + slack
                     heapq.heappush(heap, (far[other], other))
         return far
 
-    def _augment(self, times: Sequence[int]) -> None:
-        """Adds all flow that fits on ways without slack (Dinic)."""
-        last = self.n_events - 1
+    def _augment(self, times: Sequence[int]) -> int:
+        """Adds all flow that fits on ways without slack (Dinic), and gives its amount."""
+        last, added = self.n_events - 1, 0
         while True:
             rank = self._ranks(times)
             if rank[last] < 0:
-                return
-            ways = [list(self._open(event, times)) if rank[event] >= 0 else [] for event in range(self.n_events)]
-            self._block(times, rank, ways)
+                return added
+            ways = [[way for way in self._open(event, times) if way[1] == 0 and rank[way[0]] == rank[event] + 1]
+                    if rank[event] >= 0 else [] for event in range(self.n_events)]
+            added += self._block(times, ways)
 
     def _ranks(self, times: Sequence[int]) -> list[int]:
-        """The number of steps without slack to each event; -1 where there is no such way."""
+        """The number of steps without slack to each event; -1 where there is no such way, or only one that is longer than that to
+        the last event."""
         rank = [-1] * self.n_events
         rank[0], queue = 0, deque([0])
         while queue:
             event = queue.popleft()
-            for other, slack, _, _, _ in self._open(event, times):
+            for other, slack, _, _ in self._open(event, times):
                 if slack == 0 and rank[other] < 0:
                     rank[other] = rank[event] + 1
                     queue.append(other)
+                    if other == self.n_events - 1:
+                        return rank
         return rank
 
-    def _block(self, times: Sequence[int], rank: Sequence[int], ways: list[list[tuple[int, int, int, Arc, bool]]]) -> None:
-        """Fills ways that step from rank to rank, each until an arc of it has no room at this length."""
+    def _block(self, times: Sequence[int], ways: list[list[Way]]) -> int:
+        """Fills `ways` from each event to the next rank, until an arc of each has no room at its length."""
         path: list[tuple[int, Arc, bool]] = []
-        event, last = 0, self.n_events - 1
+        event, last, added = 0, self.n_events - 1, 0
         while True:
             if event == last:
-                room = min(room_of(arc, along) for _, arc, along in path)
+                room = min(arc.room if along else arc.back for _, arc, along in path)
                 for _, arc, along in path:
-                    arc.flow += room if along else -room
+                    arc.add(room if along else -room)
+                added += room
                 event, path = 0, []
-            found = next_way(ways[event], rank, rank[event] + 1, times, event)
+            found = next_way(ways[event], times, event)
             if found is not None:
                 other, arc, along = found
                 path.append((event, arc, along))
@@ -169,24 +179,17 @@ class Network:
                 event = path.pop()[0]
                 ways[event].pop()                            # that way leads nowhere any more
             else:
-                return
+                return added
 
 
-def next_way(ways: list[tuple[int, int, int, Arc, bool]], rank: Sequence[int], wanted: int, times: Sequence[int],
-             event: int) -> tuple[int, Arc, bool] | None:
+def next_way(ways: list[Way], times: Sequence[int], event: int) -> tuple[int, Arc, bool] | None:
     """The last of `ways` that still has no slack; those that have are dropped."""
     while ways:
-        other, _, _, arc, along = ways[-1]
-        if rank[other] == wanted and (along or arc.flow):
-            length, room = arc.forward() if along else arc.backward()
-            if room and times[other] - times[event] == length:
-                return other, arc, along
+        other, _, arc, along = ways[-1]
+        if (along or arc.flow) and times[other] - times[event] == (arc.longer if along else arc.shorter):
+            return other, arc, along
         ways.pop()
     return None
-
-
-def room_of(arc: Arc, along: bool) -> int:
-    return arc.forward()[1] if along else arc.backward()[1]
 
 
 def cost_at(options: Sequence[tuple[float, float]], seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""Plots as SVG text: axes, and the marks that are put between them. No library draws them, so a report is one file that needs none.
+"""Plots as SVG text: axes, and marks between them. No library draws them, so a report is one file that needs none.
 
 A `Scale` maps values to points of the page; a `Plot` collects marks and closes with its axes around them. All text is escaped.
 """

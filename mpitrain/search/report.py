@@ -65,7 +65,7 @@ class Report:
         from mpitrain.search.front import fronts
         ids = sorted(self.table.rungs[rung].scores)
         scores = [self.table.rungs[rung].scores[i] for i in ids]
-        found = [self.table.trials[ids[i]] for i in fronts(scores, 1)[0]]
+        found = [self.table.trials[ids[i]] for i in fronts(scores)[0]]
         return sorted(found, key=lambda trial: (-self.table.rungs[rung].scores[trial.id][0], trial.id))
 
     def points(self, x: Objective, y: Objective, rung: int) -> list[tuple[float, float, int]]:
@@ -117,7 +117,7 @@ class Report:
         first, found = self.objectives[0], list[tuple[float, float]]()
         for span in sorted(self.spans(), key=lambda span: span.stop):
             value = self.value(self.table.trials[span.trial], first, span.rung)
-            if value is not None and (not found or (value > found[-1][1]) == first.higher != (value == found[-1][1])):
+            if value is not None and (not found or (value > found[-1][1] if first.higher else value < found[-1][1])):
                 found.append((span.stop, value))
         return found
 

@@ -18,7 +18,8 @@ from mpitrain.search.report_lines import epochs_of, heading, ranked, rung_lines
 from mpitrain.search.table import Trial
 
 STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #202124; background: #fff; max-width: 1000px; margin: 2em auto; padding: 0 1em }
+body { font: 14px/1.45 system-ui, sans-serif; color: #202124; background: #fff; max-width: 1000px; margin: 2em auto;
+  padding: 0 1em }
 h1 { font-size: 20px } h2 { font-size: 16px; margin-top: 2em } svg { max-width: 100%; height: auto; color: #202124 }
 svg text { font: 11px system-ui, sans-serif; fill: currentColor } pre { overflow-x: auto } .few { display: flex; flex-wrap: wrap }
 table { border-collapse: collapse; font-size: 13px } td, th { padding: 2px 10px 2px 0; text-align: left; white-space: nowrap }
@@ -51,9 +52,10 @@ def sections(report: Report) -> Iterator[tuple[str, str]]:
     first, *others = report.objectives
     for other in others:
         yield f"Front: {first.text} and {other.text}", front_plot(report, first, other)
-    yield f"Best {first.name} so far", so_far_plot(report, first)
+    if report.best_so_far():
+        yield f"Best {first.name} so far", so_far_plot(report, first)
+        yield "What the groups were at work on", work_plot(report)
     yield f"{first.name} by rung", curves_plot(report, first) + f"<pre>{escape(chr(10).join(rung_lines(report)))}</pre>"
-    yield "What the groups were at work on", work_plot(report)
     yield f"Keys against {first.name}", '<div class="few">' + "".join(key_plots(report, first)) + "</div>"
     yield "All keys at once", parallel_plot(report, first)
     yield "Trials", f'<div class="wide">{trials_table(report)}</div>'
@@ -93,7 +95,8 @@ def so_far_plot(report: Report, first: Objective) -> str:
     x = scale_of([0.0, report.seconds()], LEFT, WIDE - 20, log=False)
     y = scale_of([value for _, value in found], HIGH - BELOW, TOP, log=False, room=ROOM)
     for span, value in found:
-        plot.circle(x.at(span.stop), y.at(value), shade(report, span.rung), words(report, report.table.trials[span.trial]), radius=3)
+        plot.circle(x.at(span.stop), y.at(value), shade(report, span.rung), words(report, report.table.trials[span.trial]),
+                    radius=3)
     corners = [(x.at(best[0][0]), y.at(best[0][1]))]
     for (_, was), (seconds, value) in zip(best, best[1:]):
         corners += [(x.at(seconds), y.at(was)), (x.at(seconds), y.at(value))]
@@ -148,7 +151,8 @@ def key_plots(report: Report, first: Objective) -> Iterator[str]:
         plot = Plot(SMALL, 200, f"{first.name} against {key}")
         x = scale_of(values, 60, SMALL - 20, room=ROOM)
         for trial, value in zip(trials, values):
-            plot.circle(x.at(value), y.at(report.value(trial, first)), shade(report, trial.reached), words(report, trial), radius=3)
+            plot.circle(x.at(value), y.at(report.value(trial, first)), shade(report, trial.reached), words(report, trial),
+                        radius=3)
         plot.horizontal(x, 200 - BELOW, key)
         plot.vertical(y, 60, first.name)
         yield plot.text()

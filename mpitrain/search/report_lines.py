@@ -33,9 +33,9 @@ def heading(report: Report) -> Iterator[str]:
     objective = ", ".join(one.text for one in report.objectives)
     yield (f"study {report.name}: sampler {how['sampler']}, pruner {how['pruner']}, rungs of "
            f"{', '.join(map(str, table.epochs))} epochs, objective {objective}")
+    codes = ", ".join(f"{code} {number}" for code, number in report.failures().most_common())
     yield (f"{len(table.trials)} of {table.planned} trials have started"
-           + "".join(f", {number} {state}" for state, number in sorted(states.items()))
-           + (f" ({', '.join(f'{code} {number}' for code, number in report.failures().most_common())})" if FAILED in states else ""))
+           + "".join(f", {number} {state}" + f" ({codes})" * (state == FAILED) for state, number in sorted(states.items())))
     if report.said:
         yield report.said
 

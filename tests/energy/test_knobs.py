@@ -14,9 +14,14 @@ from types import ModuleType
 import pytest
 from sys_trees import CLOCK, WATTS, put, settings, sys_tree
 
+from mpitrain.comm.job.guard import Process
+from mpitrain.config import Config, load_config
+from mpitrain.config.energy import EnergyConfig
 from mpitrain.energy import guardian, knobs
 from mpitrain.energy.limits import HostLimits
-from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError, OutputError
+from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError, OutputError, UsageError
+from mpitrain.run.limits import ProcessLimits, agree
+from mpitrain.search.settings import refuse_keys
 
 FAKE = Path(__file__).with_name("fake") / "pynvml.py"
 AS_BEFORE = {"intel-rapl:0": WATTS, "intel-rapl:1": WATTS, "intel-rapl:0:0": WATTS, "intel-rapl:2": WATTS,
@@ -185,3 +190,23 @@ def test_a_host_keeps_its_limits_until_they_are_ended(tree: Path, nvml: ModuleTy
     assert held.undo() == [] and held.undo() == [] and settings(tree) == AS_BEFORE
     refused = HostLimits({"cap_watts": 1000}, tree).refused
     assert refused is not None and refused[0] == "ConfigError"
+
+
+def test_a_run_whose_limits_nobody_has_set_is_refused() -> None:
+    """Its communicator was made by a program that has set none, or others, before MPI started."""
+    config = Config(energy=EnergyConfig(cap_watts=100))
+    process = Process()
+    with pytest.raises(UsageError, match=r"limits of hosts \(energy.cap_watts\) are set before MPI starts.* and none were"):
+        agree(config, None, [], process)
+    process.limits = ProcessLimits({"cap_watts": 90.0}, None)
+    with pytest.raises(UsageError, match="and others were; make this run with Run.of_job"):
+        agree(config, None, [], process)
+    assert agree(Config(), None, [], process) == []
+
+
+@pytest.mark.parametrize("key", ["cap_watts", "clock_mhz", "gpu_cap_watts"])
+def test_a_limit_is_a_number_of_0_or_more_and_the_same_for_all_trials_of_a_study(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"energy.{key} must be a finite number, 0 or more, found -1"):
+        load_config(None, [f"energy.{key}=-1"])
+    with pytest.raises(ConfigError, match=f"energy.{key}.*the same for all trials of a study"):
+        refuse_keys([f"energy.{key}"])
