@@ -104,7 +104,7 @@ def exchange_of(world: World) -> dict[str, Any]:
 
 def between_nodes(world: World) -> dict[str, Any]:
     """What exchange costs between one rank of each node. Collective."""
-    return {**costs_of(all_reduces(world, MESSAGES)), "overlap": hidden_share(world), "step_s": empty_step(world)}
+    return {**costs_of(all_reduces(world, MESSAGES, link=True)), "overlap": hidden_share(world), "step_s": empty_step(world)}
 
 
 def costs_of(costs: Costs | None) -> dict[str, Any]:
