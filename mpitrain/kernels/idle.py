@@ -2,8 +2,8 @@
 
 A kernel's body makes its results and working memory, and calls a function of C. While `idle` is entered, functions that write
 floats alone are not called. What they would have written is zero where it is not large: scores, by which a mixture of experts
-chooses, so that it chooses alike each time. Large arrays are left as they are, since to touch their pages for the first time takes
-longer than all the rest. Functions that write numbers of rows, masks and the like run: others read these.
+chooses, so that it chooses alike each time. Large arrays are left as they are: to touch their pages for the first time takes
+longer than all the rest. Functions that write numbers of rows, masks and the like run, since others read these.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mpitrain.kernels.door import Slot, slots_of
 from mpitrain.kernels.kernel import KERNELS, Kernel, kind
 from mpitrain.kernels.library import Host
 
-LARGE = 4 << 20              # bytes from which an array is left as it is: more than scores of 4 rows of 1,024 tokens for 256 experts
+LARGE = 4 << 20       # bytes from which an array is left as it is: scores of 4 rows of 1,024 tokens for 255 experts are less
 
 
 @contextmanager

@@ -81,10 +81,10 @@ class Passes(NamedTuple):
 
     def courses(self, rows: int) -> list[Course]:
         """The course of a micro-batch of `rows` rows on each virtual stage."""
-        courses = self.marks[0] if len(self.marks) == 1 else [{kind: _at(rows, self.n, few[kind], twice[kind]) for kind in few}
-                                                              for few, twice in zip(*self.marks)]
-        sizes = [0, *(course["sizes"][0] for course in courses)]
-        return [Course({kind: Phase(max(0, *marks[:-1]), marks[-1]) for kind, marks in course.items() if kind != "sizes"}, *message)
+        courses = [{**course} for course in self.marks[0]] if len(self.marks) == 1 else [
+            {kind: _at(rows, self.n, few[kind], twice[kind]) for kind in few} for few, twice in zip(*self.marks)]
+        sizes = [0, *(course.pop("sizes")[0] for course in courses)]
+        return [Course({kind: Phase(max(0, *marks[:-1]), marks[-1]) for kind, marks in course.items()}, *message)
                 for course, message in zip(courses, pairwise([*sizes[:-1], 0]))]
 
 

@@ -23,7 +23,7 @@ from mpitrain.schedules.grid import Grid, fit
 from mpitrain.train.build.evaluation import refuse_evaluations
 from mpitrain.train.build.extension import Extension
 from mpitrain.train.build.extensions import extensions_of
-from mpitrain.train.build.from_config import Described, checkpoint_folder, describe, observers_of
+from mpitrain.train.build.from_config import Described, checkpoint_folder, describe, machine_of, observers_of
 from mpitrain.train.build.inputs import Inputs, describe_files, inputs_of
 from mpitrain.train.build.offload import files_folder, new_file
 from mpitrain.train.build.trial import try_samples
@@ -57,6 +57,7 @@ class Prepared:
     def refuse_rest(self, placed: Placement) -> None:
         """What a run refuses after its samples have been tried."""
         observers_of(self.config)
+        machine_of(self.config)
         if self.config.comm.compress or self.config.comm.compress_parameters:
             from mpitrain.plan.compression import prove  # few runs compress
             prove(self.config, [placed.at_stage(index) for index in range(self.grid.size("pp"))])

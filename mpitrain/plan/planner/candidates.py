@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from mpitrain.config import Config, changed
 from mpitrain.config.messages import toml
 from mpitrain.config.sections import STATES
-from mpitrain.schedules.grid import Grid
+from mpitrain.placement.place import micro_batches
+from mpitrain.schedules.grid import Grid, fit
 from mpitrain.schedules.pipeline import SCHEDULES
 
 PLAIN = "1f1b"                # the schedule where there is one stage, and all are the same
@@ -88,6 +89,17 @@ class Candidate(NamedTuple):
         names = [PLAIN, *(name for name in SCHEDULES if name != PLAIN)]
         return (m.pp, m.tp, m.cp, m.ep, self.chunks, names.index(self.schedule), STATES.index(self.sharding),
                 bool(self.recompute), self.micro_batches)
+
+
+def candidate_of(config: Config, ranks: int) -> Candidate:
+    """The way that the configuration itself says; MeshError where it does not fit so many ranks. Where data-parallel ranks have
+    unequal numbers of micro-batches, it is the larger one."""
+    m = config.mesh
+    lengths = fit(ranks, site=m.site, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp)
+    grid = Grid(lengths)
+    each = -(-micro_batches(grid, m, config.train) // grid.n_places)
+    return Candidate(Cuts(*(lengths[axis] for axis in Cuts._fields)), lengths["dp"], PLAIN if m.pp == 1 else str(m.schedule),
+                     m.chunks, each, config.comm.sharding, config.train.recompute)
 
 
 def cuts_of(ranks: int, n_blocks: int, *, experts: bool) -> Iterator[Cuts]:

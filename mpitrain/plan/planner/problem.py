@@ -32,6 +32,7 @@ from mpitrain.plan.prepare import open_data, prepare, try_by_itself
 from mpitrain.schedules.grid import Grid
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.train.build.from_config import describe
+from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.sizes import with_sizes
 from mpitrain.train.build.validate import facts_of, is_on_gpu, refuse_cuts, refuse_parts
 
@@ -52,14 +53,16 @@ class Cut:
 
 
 class Problem:
-    """A configuration on a machine, for any number of ranks. ConfigError for runs that no plan is made of."""
+    """A configuration on a machine, for any number of ranks; a run has `inputs` already, whose transforms have been fitted.
+    ConfigError for runs that no plan is made of."""
 
-    def __init__(self, config: Config, machine: MachineFile):
-        keep_freed_memory()                  # the pool of this process counts bytes of arrays
+    def __init__(self, config: Config, machine: MachineFile, inputs: Inputs | None = None):
         refuse_unplanned(config)
-        self.machine, self.inputs, self.written = machine, open_data(config), config
+        self.machine, self.inputs, self.written = machine, inputs or open_data(config), config
         self.config = config = with_sizes(config, self.inputs)
-        self.inputs.transforms.fit(self.inputs.training, self.inputs.train_rows[:FIT_ROWS])
+        if inputs is None:
+            keep_freed_memory()              # the pool of this process counts bytes of arrays
+            self.inputs.transforms.fit(self.inputs.training, self.inputs.train_rows[:FIT_ROWS])
         made = describe(config, self.inputs.tokens, self.inputs)
         self.loss, self.sequential = made.loss, isinstance(made.model, Sequential)
         self.n_blocks = len(made.model) if isinstance(made.model, Sequential) else 1
@@ -145,7 +148,7 @@ class Problem:
     def _plain(self, cuts: Cuts, chunks: int, recompute: Any) -> Config:
         """The configuration with these cuts, and what does not change them as it may be."""
         config = Candidate(cuts, 1, "1f1b" if chunks == 1 else "interleaved", chunks, 1, "none", recompute).applied(self.config)
-        return config if cuts.pp > 1 or config.mesh.stages == "time" else replace(config, mesh=replace(config.mesh, stages="blocks"))
+        return config if cuts.pp > 1 else replace(config, mesh=replace(config.mesh, stages="blocks"))
 
     def traffic(self, cuts: Cuts) -> list[BlockTraffic]:
         """What the model's blocks send, on ranks that share them."""
@@ -166,6 +169,11 @@ class Problem:
         refuse_cuts(config, placed)
         stages = [placed.at_stage(index) for index in range(cuts.pp)]
         return Cut(stages, [stage.layout() for stage in stages])
+
+    def require(self, c: Candidate) -> None:
+        """The error of what refuses to cut the model so."""
+        self._share(c.cuts._replace(pp=1))
+        self._cut(c.cuts, c.chunks, c.recompute)
 
     def stages(self, c: Candidate, config: Config | None = None) -> list[Placement]:
         """The placements of the first rank of each stage."""
@@ -193,7 +201,8 @@ class Problem:
     def _check(self, c: Candidate) -> bool:
         config, grid = c.applied(self.config), c.grid
         rules.check(config, grid, on_gpu=self.on_gpu, more=self.rules)
-        rules.check_model(config, grid, self.facts._replace(n_micro=c.micro_batches * c.places, splits_backward=c.schedule in SPLIT))
+        facts = self.facts._replace(n_micro=c.micro_batches * c.places, splits_backward=c.schedule in SPLIT)
+        rules.check_model(config, grid, facts)
         return True
 
     def accepts(self, c: Candidate) -> bool:

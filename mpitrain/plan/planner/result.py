@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
+from mpitrain.machines.machine import MachineFile
+from mpitrain.plan.planner.candidates import Candidate
 from mpitrain.plan.planner.problem import Problem
 from mpitrain.plan.planner.search import Plan
 from mpitrain.schedules.step_simulate import StepTime
@@ -39,23 +41,27 @@ def joules_of_step(problem: Problem, plan: Plan, ranks: int, batch: int) -> floa
     return ranks * (machine.busy_watts * busy + machine.idle_watts * (step.total - busy)) / batch
 
 
-def rests_on(problem: Problem, plan: Plan) -> dict[str, str]:
-    """What each part of a plan rests on: measured here, the machine file, or assumed."""
+def origins(problem: Problem, c: Candidate) -> dict[str, str]:
+    """What each part of a step rests on: measured here, the machine file, or assumed."""
     machine = problem.machine
+    return {"compute": problem.blocks(c).origin,
+            "tensor, bubble, exposed": of_machine(machine, "levels", "collective_s", "message_s", "overlap"),
+            "update": of_machine(machine, "memory_bandwidth"),
+            "stragglers": of_machine(machine, "spread") if machine.spread else "none: the machine file has no spread of steps"}
 
-    def of(*keys: str) -> str:
-        """Where the numbers of these keys come from, in words."""
-        assumed = [key for key in machine.assumed if any(key == k or key.startswith(f"{k}.") for k in keys)]
-        what = f"measured: {machine.name}" if machine.measured else f"the machine file {machine.name}"
-        return what + (f"; assumed: {', '.join(assumed)}" if assumed else "")
-    said = {"compute": problem.blocks(plan.candidate).origin, "tensor, bubble, exposed": of("levels", "collective_s", "message_s",
-                                                                                         "overlap"),
-            "update": of("memory_bandwidth"),
-            "stragglers": of("spread") if machine.spread else "none: the machine file has no spread of steps",
-            "memory": plan.forecast.why or "a few rows, run here, as inspect does"}
-    said["joules"] = f"estimated by {of('busy_watts', 'idle_watts')}" if machine.busy_watts else \
-        "unknown: the machine file has no watts"
-    return said
+
+def of_machine(machine: MachineFile, *keys: str) -> str:
+    """Where the machine's numbers of these keys come from, in words."""
+    assumed = [key for key in machine.assumed if any(key == k or key.startswith(f"{k}.") for k in keys)]
+    what = f"measured: the machine file {machine.name}" if machine.measured else f"the machine file {machine.name}"
+    return what + (f"; assumed: {', '.join(assumed)}" if assumed else "")
+
+
+def rests_on(problem: Problem, plan: Plan) -> dict[str, str]:
+    """What each number of a plan rests on."""
+    return {**origins(problem, plan.candidate), "memory": plan.forecast.why or "a few rows, run here, as inspect does",
+            "joules": f"estimated by {of_machine(problem.machine, 'busy_watts', 'idle_watts')}"
+            if problem.machine.busy_watts else "unknown: the machine file has no watts"}
 
 
 def as_json(problem: Problem, plan: Plan, place: int) -> dict[str, Any]:

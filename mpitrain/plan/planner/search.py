@@ -59,6 +59,13 @@ def best_first(problem: Problem, ranks: int) -> Iterator[Plan]:
             yield plan
 
 
+def predict(problem: Problem, c: Candidate) -> StepTime:
+    """Seconds of a step of one candidate, as `candidate_of` takes it from a configuration. The error of `train` where the model
+    cannot be cut so."""
+    problem.require(c)
+    return step_time(problem, c)
+
+
 def all_of(problem: Problem, ranks: int) -> Iterator[Candidate]:
     """The candidates whose layers can be shared as they say."""
     for cuts in cuts_of(ranks, problem.n_blocks, experts=bool(problem.facts.mixture)):

@@ -1,7 +1,7 @@
 """What a model's blocks send to each other, and to ranks that share them: heard while a few rows run through each block.
 
-Layers that several ranks share run here by themselves, with stand-ins for the other ranks (`parallel.layers.join`). These note what
-they are asked to send, so that a plan knows the collectives that a run makes, in the order of its own code. No product is computed.
+Layers that several ranks share run here by themselves, with stand-ins for the other ranks (`parallel.layers.join`). These note
+what they are asked to send, so that a plan knows the collectives that a run makes, from its own code. No product is computed.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The work of a step of a candidate, for `schedules.step_simulate`: seconds of stages, collectives, buckets.
 
-    comm.sharding    in each micro-batch                                  at the end of the last backward    after the update
-    none                                                                  all-reduce of buckets
-    optimizer                                                             reduce-scatter of buckets          all-gather of parameters
-    gradients        reduce-scatter of buckets, behind backward           reduce-scatter of buckets          all-gather of parameters
-    parameters       the same, and all-gather of blocks, fetched ahead    reduce-scatter of buckets
+    comm.sharding    in each micro-batch                           in the last backward         after the update
+    none                                                           all-reduce of buckets
+    optimizer                                                      reduce-scatter of buckets    all-gather of parameters
+    gradients        reduce-scatter of buckets, behind backward    reduce-scatter of buckets    all-gather of parameters
+    parameters       the same, and all-gather of blocks, ahead     reduce-scatter of buckets
 
 Recomputed blocks run forward once more in backward, with their collectives. A backward that is split takes half its seconds for
 the gradient of the input, and half for those of parameters.
@@ -110,8 +110,8 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
     size = width_factor(problem) * rows
     within = range(first, stop)
     operation = "all_reduce" if c.sharding == "none" else "reduce_scatter"
-    buckets = [Bucket(leaves.nbytes, min(1.0, sum(blocks.backward[leaves.lowest:stop]) / (backward or 1.0)), operation, leaves.axes)
-               for leaves in sent.buckets.get(v, ())]
+    buckets = [Bucket(one.nbytes, min(1.0, sum(blocks.backward[one.lowest:stop]) / (backward or 1.0)), operation, one.axes)
+               for one in sent.buckets.get(v, ())]
     every = () if c.sharding not in ("gradients", "parameters") or c.micro_batches == 1 else tuple(
         Collective("reduce_scatter", bucket.axes, bucket.nbytes, (c.micro_batches - 1) / c.micro_batches) for bucket in buckets)
     gathered = tuple(sent.gathered[v]) if c.sharding == "parameters" else ()
