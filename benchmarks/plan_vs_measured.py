@@ -14,7 +14,8 @@ largest at most 25 %, and of the pairs of meshes of one model on as many ranks w
 10 are in the right order.
 
 With --hosts, a rank on each of two network namespaces (tests/hosts.py) that a link of that rate joins: the calibration, too, runs
-across them, and what is compared is the exposed exchange of gradients, `comm_exposed_s` of metrics.jsonl. Its bar is 20 %. Open
+across them, and what is compared is the exposed exchange of gradients, `comm_exposed_s` of metrics.jsonl. Its bar is 20 %, for
+configurations in which it is a tenth of a step or more; what is left where most of it is hidden is printed, and not judged. Open
 MPI has larger eager limits there: without them the two directions of a link take turns or do not, as it happens (see
 two_hosts.py), and an exchange takes once or twice its time, which nobody can predict.
 """
@@ -224,9 +225,12 @@ def report_exposed(results: list[dict[str, Any]]) -> bool:
     errors = []
     for result in results:
         exposed, measured = result["parts"]["exposed"], result["measured_exposed_s"]
-        errors.append(exposed / measured - 1)
-        print(f"{result['case']:<44}{exposed * 1e3:>19.2f}{measured * 1e3:>10.2f}{errors[-1]:>8.1%}"
-              f"{result['predicted_s'] * 1e3:>17.2f}{result['measured_s'] * 1e3:>10.2f}")
+        judged = measured >= APART * result["measured_s"]
+        errors += [exposed / measured - 1] * judged
+        print(f"{result['case']:<44}{exposed * 1e3:>19.2f}{measured * 1e3:>10.2f}{exposed / measured - 1:>8.1%}"
+              f"{result['predicted_s'] * 1e3:>17.2f}{result['measured_s'] * 1e3:>10.2f}{'' if judged else '   hidden, not judged'}")
+    if not errors:
+        sys.exit("no configuration exposes a tenth of a step of its exchange")
     met = max(map(abs, errors)) <= EXPOSED_BAR
     print(f"exposed exchange: median error {statistics.median(map(abs, errors)):.1%}, largest {max(map(abs, errors)):.1%} (bar "
           f"{EXPOSED_BAR:.0%}): {'met' if met else 'NOT met'}")
