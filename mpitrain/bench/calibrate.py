@@ -52,9 +52,9 @@ def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile
     for row in products:
         report.line(f"product {'x'.join(map(str, row['shape'])):<14}{row['alone'] / 1e9:>8.1f} GFLOP/s alone,"
                     f"{row['all'] / 1e9:>7.1f} with all ranks at work")
-    busy = on_some(world, node, contention)
+    busy = contention(world, nodes)
     for kind in ("products", "memory", "training"):
-        report.line(f"{kind} with 1 to {len(node)} ranks at work: times as long as alone: " +
+        report.line(f"{kind} with 1 to {len(node)} ranks of a node at work: times as long as alone: " +
                     ", ".join(f"{factor:.2f}" for factor in busy[kind]))
     by_ranks = {str(n): on_some(world, node[:n], exchange_of) for n in range(1, len(node) + 1)}
     for n, found in by_ranks.items():
@@ -66,7 +66,7 @@ def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile
     machine = MachineFile(
         name=name, levels=levels_of(by_ranks, between, len(node), len(nodes)), flops=peaks,
         efficiency=min(1.0, statistics.median(row["alone"] for row in products) / peaks["float32"]),
-        memory_bandwidth=busy["memory_bytes_s"][0], memory_bytes=memory_of_host() / len(node),
+        memory_bandwidth=busy["memory_bytes_s"], memory_bytes=memory_of_host() / len(node),
         collective_s=by_ranks[str(len(node))].get("collective_s", 0.0), message_s=by_ranks[str(len(node))].get("message_s", 0.0),
         reader_bytes_s=on_some(world, [0], lambda _: read_rate()), cores=cores,
         overlap=between["overlap"] if between is not None else 0.0,
@@ -104,7 +104,7 @@ def exchange_of(world: World) -> dict[str, Any]:
 
 def between_nodes(world: World) -> dict[str, Any]:
     """What exchange costs between one rank of each node. Collective."""
-    return {**costs_of(all_reduces(world, MESSAGES)), "overlap": hidden_share(world), "step_s": empty_step(world)}
+    return {**costs_of(all_reduces(world, MESSAGES, link=True)), "overlap": hidden_share(world), "step_s": empty_step(world)}
 
 
 def costs_of(costs: Costs | None) -> dict[str, Any]:
@@ -154,12 +154,12 @@ def read_rate() -> float:
 def watts(world: World, node: list[int]) -> tuple[float, float]:
     """Watts of a rank's share of the packages of the first node, asleep and at work; nothing where nobody counts. Collective."""
     energy, found = Energy() if world.rank == 0 else None, [0.0, 0.0]
-    for place, busy in enumerate((0, len(node))):
+    for place, working in enumerate((False, world.rank in node)):
         if energy is not None:
             energy.joules()
         began = time.perf_counter()
-        if busy:
-            when_busy(world, busy, stream(), WATCHED)
+        if place:
+            when_busy(world, working, stream(), WATCHED)
         else:
             time.sleep(WATCHED)
             together(world)

@@ -78,8 +78,9 @@ def nodes_of(world: World) -> list[list[int]]:
     return [[rank for rank, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
 
 
-def all_reduces(world: World, way: str, sizes: Sequence[int] = SIZES, turns: int = TURNS) -> Costs | None:
-    """The costs of all-reduces by shared memory or by messages; None where memory cannot be shared. Collective."""
+def all_reduces(world: World, way: str, *, link: bool = False, sizes: Sequence[int] = SIZES, turns: int = TURNS) -> Costs | None:
+    """The costs of all-reduces by shared memory or by messages; None where memory cannot be shared. Over a `link` medians count:
+    that its directions take turns now and then (see benchmarks/two_hosts.py) is its own affair. Collective."""
     try:
         side = Side(way, contender(way, world), world, sizes)
     except Unavailable:
@@ -88,7 +89,7 @@ def all_reduces(world: World, way: str, sizes: Sequence[int] = SIZES, turns: int
     for size in sizes:
         inputs = Inputs(max(1, size // ITEM), "float32", world.size)
         times = [side.turn(inputs, number) for number in range(turns + 1)]
-        points.append([float(size), quartiles(times[1:])[0]])
+        points.append([float(size), statistics.median(times[1:]) if link else quartiles(times[1:])[0]])
     side.close()
     return costs(world.size, points)
 

@@ -79,8 +79,12 @@ def test_after_the_end_of_a_rank_all_is_as_before(folder: Path, fault: str) -> N
     assert ended(start(folder, fault=fault), folder).rc != 0
 
 
+@pytest.mark.alone
 def test_what_a_killed_guardian_leaves_the_next_run_puts_back(folder: Path) -> None:
-    """Everybody is killed at once, as by a batch system. The next run has other limits; those end with it."""
+    """Everybody is killed at once, as by a batch system. The next run has other limits; those end with it.
+
+    Any run of the same user puts limits back, so no other one may start meanwhile.
+    """
     job = start(folder, "train.steps=100000")
     job.wait_for("limit 120000000")
     for pid in sorted(tagged(job.tag), key=lambda pid: not is_guardian(pid)):
@@ -109,6 +113,7 @@ def test_ranks_that_go_on_without_the_one_that_has_set_the_limits_keep_them(fold
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_run_without_limits_puts_back_what_a_killed_guardian_has_left(folder: Path) -> None:
     job = start(folder, "train.steps=100000")
     job.wait_for("limit 120000000")

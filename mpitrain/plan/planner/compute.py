@@ -57,6 +57,7 @@ class Blocks(NamedTuple):
     update: list[float]
     step: float
     origin: str
+    ready: Mapping[str, float] = {}          # noqa: RUF012  (nobody writes to it) the share of its block's backward by parameter
 
 
 class BlockCosts:
@@ -88,7 +89,7 @@ class BlockCosts:
         of_all = (update + clipped) * slowdown(self.machine, ranks, "memory") * shared
         reads = read * n_micro * shared if ranks >= (self.machine.cores or ranks + 1) else 0.0
         return Blocks([seconds * slower for seconds in forward], backward, self._shares(of_all),
-                      step_seconds(self.machine, everyone) + reads, self.origin(timed is not None))
+                      step_seconds(self.machine, everyone) + reads, self.origin(timed is not None), timed.ready if timed else {})
 
     def origin(self, timed: bool) -> str:
         """What the seconds rest on, in words."""

@@ -33,11 +33,15 @@ HALF = 0.5                    # bytes of numbers in 16 bits, of those in 32
 
 
 class Leaves(NamedTuple):
-    """A bucket of gradients, which is whole when the backward of its lowest block is done."""
+    """A bucket of gradients, which is whole when its parameters (`names`) in its lowest block are there. Where nobody has timed
+    these, at a `share` of that block's backward: backward comes to parameters in the opposite order, and as many of them take
+    about as long."""
 
     nbytes: float
     axes: tuple[str, ...]
     lowest: int
+    share: float
+    names: tuple[str, ...]
 
 
 class Sent:
@@ -53,16 +57,22 @@ class Sent:
         layout, places, stage = p.layout(), p.stage.places, p.stage
         item, begins = layout.dtype.itemsize, [s.start for s in layout.segments]
         of_block: dict[int, float] = {}
+        ends: dict[int, tuple[int, int]] = {}                 # where the parameters of each block begin and stop
         for s in layout.segments:
             block = places.get(s.name, 0)
             of_block[block] = of_block.get(block, 0.0) + (s.stop - s.start) * item
+            begin, stop = ends.get(block, (s.start, s.stop))
+            ends[block] = min(begin, s.start), max(stop, s.stop)
         for bucket in p.buckets(layout):
             inside = layout.segments[bisect_left(begins, bucket.start):bisect_left(begins, bucket.stop)]
             if inside:
                 lowest = min(places.get(s.name, 0) for s in inside)
                 virtual = bisect_right(stage.bounds, lowest) - 1
+                begin, stop = ends[lowest]
+                share = (stop - max(bucket.start, begin)) / max(stop - begin, 1)
                 self.buckets.setdefault(virtual, []).append(
-                    Leaves((bucket.stop - bucket.start) * item * wire, p.sums_over(inside[0].parameter), lowest))
+                    Leaves((bucket.stop - bucket.start) * item * wire, p.sums_over(inside[0].parameter), lowest, share,
+                           tuple(s.name for s in inside if places.get(s.name, 0) == lowest)))
         for v in range(stage.index, stage.n_virtual, stage.n_stages):
             self.gathered[v] = tuple(Collective("all_gather", REPLICAS, of_block[b])
                                      for b in range(stage.bounds[v], stage.bounds[v + 1]) if b in of_block)
@@ -110,7 +120,7 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
     size = width_factor(problem) * rows
     within = range(first, stop)
     operation = "all_reduce" if c.sharding == "none" else "reduce_scatter"
-    buckets = [Bucket(one.nbytes, min(1.0, sum(blocks.backward[one.lowest:stop]) / (backward or 1.0)), operation, one.axes)
+    buckets = [Bucket(one.nbytes, min(1.0, ready(one, blocks, stop) / (backward or 1.0)), operation, one.axes)
                for one in sent.buckets.get(v, ())]
     every = () if c.sharding not in ("gradients", "parameters") or c.micro_batches == 1 else tuple(
         Collective("reduce_scatter", bucket.axes, bucket.nbytes, (c.micro_batches - 1) / c.micro_batches) for bucket in buckets)
@@ -123,6 +133,12 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
         heard[stop - 1].nbytes * size if stop < problem.n_blocks else 0.0,
         _sized(problem, c, of_forward, size), _sized(problem, c, of_backward, size), (*_sized(problem, c, ring, size), *gathered),
         (*_sized(problem, c, ring_back, size), *gathered, *every), tuple(buckets))
+
+
+def ready(leaves: Leaves, blocks: Blocks, stop: int) -> float:
+    """Seconds from the beginning of the backward of blocks up to `stop` until a bucket is whole."""
+    share = max((blocks.ready.get(name, leaves.share) for name in leaves.names), default=leaves.share)
+    return sum(blocks.backward[leaves.lowest + 1:stop]) + share * blocks.backward[leaves.lowest]
 
 
 def _sized(problem: Problem, c: Candidate, collectives: Sequence[Collective], factor: float) -> tuple[Collective, ...]:
