@@ -42,9 +42,10 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
     """
     with guard.symmetric():
         refuse_without_joules(study.objectives, study.base)
-    base = changed(study.base, train={"stall_s": 0.0})        # a group that waits for others stands still
+    base = study.base
     files = before_mpi(partial(look_at_files, base))
-    groups = Groups(Run.of_job(base, process, quiet=True, look=files).comm, base, study.search.ranks, files)
+    groups = Groups(Run.of_job(base, process, quiet=True, look=files).comm, base, study.search.ranks, files,
+                    process.pulse)
     refuse_unknown_joules(study.objectives, base, groups.whole.control, groups.whole.places)
     with guard.symmetric():
         refuse_unbuildable(study, groups.whole.inputs)
@@ -142,7 +143,7 @@ class Group:
     def _wait(self) -> None:
         """Sleeps until another group has written something; all ranks do, for one that waits in MPI takes a core."""
         offset = on_first(self.groups.session.control, lambda: None if self.table is None else self.table.offset)
-        wait_for_more(self.folder.journal.path, offset)
+        wait_for_more(self.folder.journal.path, offset, self.process.pulse.rest)
 
     def end(self) -> dict[str, Any]:
         """What rank 0 writes when all groups have come to their end, on all ranks. It communicates."""
