@@ -8,16 +8,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import changed, to_toml
-from mpitrain.errors import Stopped
+from mpitrain.errors import OutputError, Stopped
 from mpitrain.run.run import Run
 from mpitrain.run.session import before_mpi, look_at_files
 from mpitrain.search.cost import Costs, memory_of_a_rank, refuse_unknown_joules, refuse_without_joules
@@ -55,6 +57,7 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
         if groups.world.rank == 0:
             cleanup.callback(folder.close)
         cleanup.enter_context(process.recording(folder.path))
+        refuse_unshared(folder.journal.path, groups.whole.control, [place.host for place in groups.whole.places])
         group = Group(study, groups, folder, process, told)
         group.work()
         found = group.end()
@@ -82,6 +85,16 @@ def prepare(study: Study, folder: StudyFolder, groups: Groups, *, resume: bool, 
     except BaseException:
         folder.close()
         raise
+
+
+def refuse_unshared(journal: Path, control: Objects, hosts: Sequence[str]) -> None:
+    """OutputError, on all ranks, where some hosts see another folder than rank 0. It communicates."""
+    sees = control.gather_objects(journal.is_file())
+    with guard.symmetric():
+        if not all(sees):
+            without = ", ".join(sorted({host for host, there in zip(hosts, sees) if not there}))
+            raise OutputError(f"the groups of a study share its folder, and {without} cannot see the journal that {hosts[0]} has "
+                              "begun; set run.out to a folder in a file system that all hosts share", file=journal)
 
 
 class Group:

@@ -109,6 +109,23 @@ class Hangs(Observer):
 
 
 @pytest.mark.slow
+def test_a_study_that_is_asked_to_stop_saves_its_trials_and_goes_on(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(STUDY)
+    assert search(2, file, "run.out=whole").rc == 0
+    job = launch(2, "-m", "mpitrain", "search", file, "run.out=stopped", cwd=tmp_path)
+    path = tmp_path / "stopped" / "journal.jsonl"
+    while job.process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < 6):
+        time.sleep(0.002)
+    job.signal(signal.SIGUSR1)
+    result = job.finish(60)
+    assert result.rc == 85 and "E_STOPPED" in result.error_lines[0] and "--resume" in result.error_lines[0], result.err
+    assert json.loads((tmp_path / "stopped/study.json").read_text())["status"] == "stopped"
+    assert search(2, file, "run.out=stopped", "--resume").rc == 0
+    assert told(tmp_path / "stopped") == told(tmp_path / "whole") and max(results(tmp_path / "stopped")[0].values()) == 1
+
+
+@pytest.mark.slow
 def test_studies_killed_at_random_moments_find_the_same(tmp_path):
     file, chance = tmp_path / "study.toml", random.Random(18)
     file.write_text(STUDY)
