@@ -29,7 +29,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class RunFolder:
     """The paths of a run's files. Any rank may make one; rank 0 calls `open`, which makes the folder and locks it.
 
-    If it is not `synced`, its texts and its name may be lost in a power cut, until somebody syncs the folders.
+    If it is not `synced`, its texts and its name may be lost in a power cut.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, synced: bool = True):

@@ -12,7 +12,6 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, changed
 from mpitrain.errors import MpitrainError
-from mpitrain.files.disk import sync_folder
 from mpitrain.run.run import AsTrial, Run, Trained
 from mpitrain.search.cost import Costs, refuse_too_large
 from mpitrain.search.groups import Groups
@@ -118,8 +117,6 @@ class TrialRuns:
     def _reached(self, job: Job, config: Config, trained: Trained) -> Record:
         assert self._plan is not None
         folder, batch = self.study.trial_folder(job.trial), self._plan.batch_size
-        for path in (folder, folder.parent):                  # Its checkpoint is on the disk. Their names are now, too.
-            sync_folder(path)
         values = {**trained.metrics, **self.costs.of_shapes(config),
                   **self.costs.of_run(folder / "metrics.jsonl", trained.steps, batch)}
         return result(job.trial, job.rung, values, samples=trained.steps * batch, **trained.hashes, **self._about())
