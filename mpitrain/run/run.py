@@ -56,9 +56,9 @@ class Trained:
 class AsTrial(NamedTuple):
     """How a run differs that is one of many of a study. `pauses(plan)` says where it may pause, with a checkpoint from which
     `resume` goes on with the bits of a run that did not. A step that is not finite ends it on all its ranks alike (NumericsError,
-    which a rank of another run raises alone), so that the program can go on. Its texts and its folder's name are not
-    synced to the disk, since the study's journal has what counts, and a trial that a power cut took trains again to the same bits;
-    its memory is not predicted."""
+    which a rank of another run raises alone), so that the program can go on. Its texts and its folder's name are not synced to
+    the disk: the study's journal has what counts, and a trial that a power cut took trains again to the same bits. Its memory is
+    not predicted."""
 
     pauses: Callable[[Plan], Pauses]
 
