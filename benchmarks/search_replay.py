@@ -63,6 +63,16 @@ def record(path: Path) -> None:
     """Trains every trial of the study alone and to the end, and writes its curve."""
     from mpitrain import Process
     from mpitrain.search.study_file import read_study
+    from mpitrain.train.observers.observer import Observer
+
+    class Watch(Observer):
+        """The accuracy of each evaluation."""
+
+        def __init__(self) -> None:
+            self.found: list[float] = []
+
+        def after_evaluation(self, step: int, metrics: Any, seconds: float) -> None:
+            self.found.append(float(metrics["accuracy"]))
     study = read_study(HERE / "curves.toml", [])
 
     def main() -> int:
@@ -147,14 +157,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from mpitrain.train.observers.observer import Observer
-
-    class Watch(Observer):
-        """The accuracy of each evaluation."""
-
-        def __init__(self) -> None:
-            self.found: list[float] = []
-
-        def after_evaluation(self, step: int, metrics: Any, seconds: float) -> None:
-            self.found.append(float(metrics["accuracy"]))
     main()

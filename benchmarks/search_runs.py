@@ -7,8 +7,9 @@
     python benchmarks/search_runs.py kills           # a rank is killed at 20 random moments; about 2 minutes
     python benchmarks/search_runs.py digits          # examples/search/digits.toml against examples/digits.toml; 1 minute
 
-Utilisation is the part of all ranks' seconds, from the first decision to the end of the study, in which they train, evaluate or
-save. A set-up is the time from the end of a trial's training to the first step of the next one, with all that is written between.
+Utilisation is the part of all ranks' seconds, from the first decision to the end of the study, in which they are at work on a
+trial; trained, the part in which they train, evaluate or save, which is that without set-ups. A set-up is the time from the end
+of a trial's training to the first step of the next one, with all that is written between.
 """
 
 from __future__ import annotations
@@ -75,9 +76,10 @@ def utilisation(folder: Path, options: argparse.Namespace, *, rungs: bool = Fals
             mpirun(groups, folder, "search", file, f"run.out={out}")
             found[groups].append(study_json(out)["times"])
     for groups, times in found.items():
-        of = {key: statistics.median(one[key] for one in times) for key in ("seconds", "utilisation", "set_up_s", "decision_s")}
-        print(f"{groups} group{'s' * (groups > 1)}: {of['seconds']:.2f} s, utilisation {of['utilisation']:.3f}, a set-up "
-              f"{of['set_up_s'] * 1e3:.1f} ms, a decision with its sync {of['decision_s'] * 1e3:.2f} ms")
+        of = {key: statistics.median(one[key] for one in times) for key in ("seconds", "utilisation", "trained", "set_up_s",
+                                                                                 "decision_s")}
+        print(f"{groups} group{'s' * (groups > 1)}: {of['seconds']:.2f} s, utilisation {of['utilisation']:.3f}, trained "
+              f"{of['trained']:.3f}, a set-up {of['set_up_s'] * 1e3:.1f} ms, a decision {of['decision_s'] * 1e3:.2f} ms")
     ratios = [one["seconds"] / two["seconds"] for one, two in zip(found[1], found[2])]
     print(f"two groups are {statistics.median(ratios):.2f} times as fast as one, median of {len(ratios)} pairs")
 

@@ -19,6 +19,8 @@ import numpy as np
 
 from mpitrain.backend import CPU
 from mpitrain.backend.memory import available
+from mpitrain.comm.face import Objects
+from mpitrain.comm.job import guard
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
 from mpitrain.nn.by_name import ByName
@@ -31,6 +33,7 @@ from mpitrain.search.front import Objective
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.model import make_model
 from mpitrain.train.build.sizes import with_sizes
+from mpitrain.train.machine.threads import Place
 
 SMALL = 8               # a model whose parameters and gradients take less than 1/SMALL of the memory needs no forecast
 
@@ -73,10 +76,28 @@ class Costs:
 
 def refuse_without_joules(objectives: Sequence[Objective], config: Config) -> None:
     """ConfigError where joules are an objective and nothing counts them."""
-    energy: Any = getattr(config, "energy", None)
-    if any(one.name == "J" for one in objectives) and (energy is None or energy.source == "off"):
+    if any(one.name == "J" for one in objectives) and config.energy.source == "off":
         raise ConfigError('-J cannot be an objective while energy.source = "off": the joules of every trial would be unknown; '
                           'set energy.source = "auto"')
+
+
+def refuse_unknown_joules(objectives: Sequence[Objective], config: Config, control: Objects, places: Sequence[Place]) -> None:
+    """ConfigError, on all ranks, where joules are an objective and no host has a counter, and no watts to estimate them by. It
+    communicates."""
+    if not any(one.name == "J" for one in objectives) or config.energy.source == "model" or config.energy.busy_watts > 0:
+        return
+    from mpitrain.energy.sources import Asked, open_counters
+    hosts = [one.host for one in places]
+    why = ""
+    if hosts.index(hosts[control.rank]) == control.rank and config.energy.source != "nvml":      # GPUs are the trials' to open
+        found = open_counters(Asked(config.energy.source, Path(config.energy.root)))
+        why = "" if found.counter is not None else found.error.message if found.error is not None else "there is no counter"
+    everyone = control.gather_objects(why)
+    with guard.symmetric():
+        for host, said in zip(hosts, everyone):
+            if said:
+                raise ConfigError(f"-J cannot be an objective: joules of {host} are unknown ({said}); give energy.idle_watts and "
+                                  "energy.busy_watts for estimates, or take it out of search.objective")
 
 
 def memory_of_a_rank(ranks_of_host: int) -> int:

@@ -50,6 +50,13 @@ def finite(value: Any) -> Any:
     return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
+def write(fd: int, lines: bytes) -> None:
+    """Writes all bytes, and returns when they are on the disk."""
+    while lines:
+        lines = lines[os.write(fd, lines):]
+    os.fsync(fd)
+
+
 class Journal:
     """The file of a study's records. Who appends must be the only one that does so at that time."""
 
@@ -62,8 +69,7 @@ class Journal:
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o664)
             try:
-                os.write(fd, line)
-                os.fsync(fd)
+                write(fd, line)
             finally:
                 os.close(fd)
         except FileExistsError:
@@ -79,10 +85,7 @@ class Journal:
         try:
             fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             try:
-                done = 0
-                while done < len(lines):
-                    done += os.write(fd, lines[done:])
-                os.fsync(fd)
+                write(fd, lines)
             finally:
                 os.close(fd)
         except OSError as error:

@@ -12,7 +12,7 @@ import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mpitrain.arguments import call_with, parameters_of
+from mpitrain.arguments import call, call_with, parameters_of
 from mpitrain.errors import ConfigError, nearest
 from mpitrain.search.front import Objective
 from mpitrain.search.samplers import Asked, draws
@@ -38,6 +38,7 @@ class OptunaSampler:
         self.what = f'search.sampler "optuna:{name}"'
         self.arguments = {key: value for key, value in arguments.items() if key in parameters_of(self.kind)}
         self.distributions = {key: self.distribution(key, d) for key, d in space.dimensions.items()}
+        self.known: dict[tuple[int, str, int], Any] = {}     # trials in Optuna's words: id, state and rung reached
         self.made(0)
 
     def made(self, number: int) -> Any:
@@ -59,9 +60,12 @@ class OptunaSampler:
         directions = ["maximize"] * len(self.objectives)                 # scores are larger where a trial is better
         study = self.optuna.create_study(directions=directions, sampler=self.made(number))
         for trial in table.trials:
-            if (told := self.told(trial, table)) is not None:
-                study.add_trial(told)
-        asked = study.ask(self.distributions)
+            key = trial.id, trial.state, trial.reached
+            if key not in self.known:
+                self.known[key] = self.told(trial, table)
+            if self.known[key] is not None:
+                study.add_trial(self.known[key])
+        asked = call(study.ask, self.what, {}, self.distributions)       # some need packages that Optuna does not bring
         values = {key: self.value(key, asked.params[key]) for key in self.space.dimensions}
         kept = study.get_trials(deepcopy=False)[-1].system_attrs
         return Asked(values, dict(kept))

@@ -118,6 +118,9 @@ def objectives_of(search: SearchConfig, base: Config) -> tuple[Objective, ...]:
         found.append(Objective(name, higher))
     if not found:
         raise ConfigError('search.objective is empty: ["accuracy"], for instance')
+    if not base.data.validation:
+        raise base.wrong(f"trials are compared at evaluations, and data.validation = {base.data.validation} gives none; set it "
+                         "to a share of the rows, such as 0.2", ("data.validation",))
     return tuple(found)
 
 

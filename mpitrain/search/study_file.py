@@ -27,7 +27,7 @@ from mpitrain.search.table import Table, Trial
 
 __all__ = ["SearchConfig", "Study", "read_study"]
 
-GIVEN = {"space", "seed", "eta"}                  # parameters of samplers and pruners that are no further keys of [search]
+GIVEN = {"space", "seed", "eta", "name", "function"}      # parameters of samplers and pruners that are no keys of [search]
 OPTUNA = "optuna:"
 
 

@@ -59,19 +59,22 @@ def samples_of(records: Iterable[Record]) -> dict[int, int]:
 
 
 def times(table: Table, records: Sequence[Record], groups: Groups, decisions: Sequence[float]) -> dict[str, Any]:
-    """Seconds of the study. Utilisation is the part of all ranks' seconds in which they trained, evaluated or saved."""
+    """Seconds of the study. Utilisation is the part of all ranks' seconds in which they were at work on a trial, and `trained`
+    the part in which they trained, evaluated or saved, which is that without set-ups."""
     outcomes = [record for record in records if record["kind"] in ("result", "fail")]
     jobs = jobs_of(records, time.time())
     seconds = sum(job["seconds"] for job in jobs)
     rank_seconds = sum(job["seconds"] * job["ranks"] for job in jobs)
-    busy = sum(record["busy_s"] * job["ranks"] / job["groups"] for job in jobs for record in job["outcomes"])
+    busy, trained = (sum(record[key] * job["ranks"] / job["groups"] for job in jobs for record in job["outcomes"])
+                     for key in ("busy_s", "train_s"))
     best, to_best = table.best(), None
     if best is not None:
         last = next(record for record in reversed(outcomes) if record["trial"] == best.id)
         to_best = _seconds_until(last["time"], jobs)
     set_ups = [record["set_up_s"] for record in outcomes if "set_up_s" in record]
     return {"ranks": groups.world.size, "groups": groups.count, "jobs": len(jobs), "seconds": seconds,
-            "utilisation": busy / rank_seconds if rank_seconds else None, "busy_rank_seconds": busy,
+            "utilisation": busy / rank_seconds if rank_seconds else None,
+            "trained": trained / rank_seconds if rank_seconds else None, "rank_seconds": rank_seconds,
             "seconds_to_best": to_best, "set_up_s": statistics.median(set_ups) if set_ups else None,
             "decision_s": statistics.median(decisions) if decisions else None}
 

@@ -60,7 +60,7 @@ class Clock(Observer):
         """The seconds since the last outcome, for its record."""
         busy, set_up = self.busy, self.set_up_s
         self.busy, self.set_up_s = 0.0, None
-        return {"busy_s": round(busy, 6), **({} if set_up is None else {"set_up_s": round(set_up, 6)})}
+        return {"train_s": round(busy, 6), **({} if set_up is None else {"set_up_s": round(set_up, 6)})}
 
 
 class TrialRuns:
@@ -74,13 +74,14 @@ class TrialRuns:
                  ask: Callable[[Callable[[], Record]], Job | None]):
         self.study, self.groups, self.process, self.costs, self.room, self.ask = study, groups, process, costs, room, ask
         self.clock = Clock()
+        self._began = 0.0                                     # when the work on the job began
         self._plan: Plan | None = None
 
     def train(self, job: Job) -> Job | None:
         """Trains a trial to its rung and gives the group's next job. What ends a trial alike on its ranks is its outcome; all
         other errors are raised. The study hears of it when the trial's folder is free: another group may go on at once."""
         run: Run | None = None
-        self._plan = None
+        self._plan, self._began = None, time.perf_counter()
         try:
             config = self._config(job)
             run = Run(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
@@ -115,8 +116,9 @@ class TrialRuns:
 
     def _reached(self, job: Job, config: Config, trained: Trained) -> Record:
         assert self._plan is not None
-        file, batch = self.study.trial_folder(job.trial) / "metrics.jsonl", self._plan.batch_size
-        values = {**trained.metrics, **self.costs.of_shapes(config), **self.costs.of_run(file, trained.steps, batch)}
+        folder, batch = self.study.trial_folder(job.trial), self._plan.batch_size
+        values = {**trained.metrics, **self.costs.of_shapes(config),
+                  **self.costs.of_run(folder / "metrics.jsonl", trained.steps, batch)}
         return result(job.trial, job.rung, values, samples=trained.steps * batch, **trained.hashes, **self._about())
 
     def _failed(self, job: Job, code: str, message: str, step: int) -> Record:
@@ -124,7 +126,8 @@ class TrialRuns:
         return failure(job.trial, job.rung, code, message, samples=samples, **self._about())
 
     def _about(self) -> dict[str, Any]:
-        return {"group": self.groups.number, "time": time.time(), **self.clock.take()}
+        busy_s = time.perf_counter() - self._began
+        return {"group": self.groups.number, "time": time.time(), "busy_s": round(busy_s, 6), **self.clock.take()}
 
     def _code(self, error: BaseException) -> str | None:
         """The code of an error that ends the trial alone."""

@@ -64,6 +64,24 @@ def test_as_many_groups_as_are_ahead_have_work() -> None:
     assert isinstance(made.next()[0], Start)
 
 
+def test_results_are_seen_in_the_order_in_which_acted_workers_would_end() -> None:
+    """Worked out by hand: three workers, a quarter promoted; a start lasts 1 tick, and a promotion from 1 to 4 epochs 3."""
+    made = decisions(Asha(4), trials=20, rungs=(1, 4), ahead=3)
+    seen: list[tuple[int, int]] = []
+    see = made.seen.apply                                                                   # type: ignore[attr-defined]
+
+    def watched(record: Any) -> None:
+        if record["kind"] == "result":
+            seen.append((record["trial"], record["rung"]))
+        see(record)
+    made.seen.apply = watched                                                               # type: ignore[attr-defined]
+    replay(made, 2, lambda trial, reached, rung: ({"accuracy": 1.0 - trial.id / 9}, float(trial.id % 3 + 1)))
+    # Tick 1: 0, 1, 2 end; 3, 4, 5 start. Tick 2: they end; of four results 0 is the best and goes on, until 5; 6, 7 start.
+    # Tick 3: they end; 8 starts, and of eight results 1 is among the best two, and goes on until 6. Tick 4: 8 ends, 9 starts.
+    # Tick 5: 0 ends, decided before 9, which ends then, too. Tick 6: 1 ends, decided before the others.
+    assert seen[:12] == [*((trial, 0) for trial in range(9)), (0, 1), (9, 0), (1, 1)]
+
+
 @pytest.mark.parametrize("ahead", [0, 5])
 @pytest.mark.parametrize(("pruner", "sampler"), KINDS)
 def test_a_study_killed_at_any_record_loses_no_result_and_runs_nothing_twice(pruner: str, sampler: str, ahead: int) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from acted import ACCURACY, accuracy, decisions
+from acted import ACCURACY, accuracy, decisions, study_file
 
 from mpitrain.search.front import Objective
 from mpitrain.search.pruners import PRUNERS, Asha, AshaStop, Done, Halving, Median, Promote, Start, Stop, Stopping, Unpruned, Wait
 from mpitrain.search.replay import replay
+from mpitrain.search.study_file import read_study
 from mpitrain.search.table import FAILED, FINISHED, PAUSED, STOPPED, Table, result
 
 RUNGS = (1, 3, 9, 27)
@@ -40,7 +42,7 @@ def by_algorithm_2(table: Table, eta: int) -> tuple[int, int] | None:
 @pytest.mark.parametrize("eta", [2, 3, 4])
 def test_asha_decides_as_algorithm_2_of_the_paper(eta: int) -> None:
     made = decisions(Asha(eta), trials=120, rungs=RUNGS)
-    ask, checked = made.next, 0
+    ask, checked, random = made.next, 0, np.random.default_rng(eta)
 
     def compared() -> Any:
         nonlocal checked
@@ -52,7 +54,7 @@ def test_asha_decides_as_algorithm_2_of_the_paper(eta: int) -> None:
             assert (action.trial.id, action.rung) == (expected or (len(made.table.trials) - 1, 0))      # type: ignore[union-attr]
         return action, records
     made.next = compared                                                                    # type: ignore[method-assign]
-    replay(made, 5, job)
+    replay(made, 5, lambda trial, reached, rung: ({"accuracy": float(random.random())}, float(random.random())))
     assert checked > 120 and states(made.table).keys() == {FINISHED, PAUSED}
 
 
@@ -90,7 +92,7 @@ def reports(seed: int, n: int = 60) -> Any:
             continue
         place = int(random.integers(len(running)))
         trial, rung = running[place]
-        value = round(float(random.normal(trial % 7, 2) + rung), 1)                        # ties among them
+        value = float(round(random.normal(trial % 7, 3)))                                  # ties among them
         pruned = yield trial, rung, value
         if pruned or rung == len(RUNGS) - 1:
             running.pop(place)
@@ -120,10 +122,10 @@ def test_stopping_decisions_are_optunas(name: str, seed: int) -> None:
             trials[number] = study.ask()
         trials[trial].report(value, RUNGS[rung])
         table.apply(result(trial, rung, {"accuracy": value}))
-        pruned, last = trials[trial].should_prune(), rung == len(RUNGS) - 1
+        pruned, last = bool(trials[trial].should_prune()), rung == len(RUNGS) - 1       # Optuna's may be NumPy's
         if not last:
             kept.append(not pruned)
-            assert ours.keep(table.trials[trial], rung, table) is not pruned
+            assert ours.keep(table.trials[trial], rung, table) != pruned
             table.apply({"kind": "stop", "trial": trial, "rung": rung} if pruned else
                         {"kind": "promote", "trial": trial, "rung": rung + 1})
         if pruned and not last:
@@ -135,6 +137,26 @@ def test_stopping_decisions_are_optunas(name: str, seed: int) -> None:
         except StopIteration:
             break
     assert 10 < sum(kept) < len(kept) - 10                            # both answers were compared
+
+
+def test_asha_promotes_at_the_highest_rung_first() -> None:
+    """Trial 0 may go on to rung 2, and trial 4 to rung 1."""
+    table = Table((1, 3, 9), ACCURACY, 8)
+
+    def happens(kind: str, trial: int, rung: int, value: float = 0.0) -> None:
+        table.apply({"kind": kind, "trial": trial, "rung": rung, "values": {"accuracy": value}})
+    for trial, value in enumerate((0.9, 0.8, 0.7, 0.6)):
+        happens("start", trial, 0)
+        happens("result", trial, 0, value)
+    for trial in (0, 1):
+        happens("promote", trial, 1)
+        happens("result", trial, 1, 0.9 - trial)
+    for trial in (4, 5):
+        happens("start", trial, 0)
+        happens("result", trial, 0, 0.95)
+    assert Asha(2).decide(table) == Promote(table.trials[0], 2)
+    happens("promote", 0, 2)
+    assert Asha(2).decide(table) == Promote(table.trials[4], 1)
 
 
 @pytest.mark.parametrize("name", sorted(PRUNERS))
@@ -161,6 +183,26 @@ def test_results_that_are_no_numbers_are_promoted_by_nobody() -> None:
         made = decisions(PRUNERS[name](), trials=20)
         replay(made, 3, lambda t, reached, rung: ({"accuracy": float("nan") if t.id % 2 else accuracy(t, rung)}, 1.0))
         assert all(trial.reached == 0 for trial in made.table.trials if trial.id % 2) and made.table.best() is not None
+
+
+OWN = """
+from mpitrain.search.pruners import New, Promote, idle
+class Two:
+    def __init__(self, eta=3, best_of=2):
+        self.eta, self.best_of = eta, best_of
+    def decide(self, table):
+        done = [t for t in table.rungs[0].best(self.best_of) if t not in table.rungs[0].promoted]
+        if table.left:
+            return New()
+        return Promote(table.trials[done[0]], table.last) if done and not table.open else idle(table)
+"""
+
+
+def test_a_pruner_of_ones_own_decides(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    made = read_study(study_file(tmp_path), ["search.pruner=own.py:Two", "search.best_of=3"]).decisions()
+    replay(made, 2, job)
+    assert [len(rung) for rung in made.table.rungs] == [27, 0, 3]
 
 
 def test_stopping_pruners_say_stop_and_go_on_with_the_next() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mpitrain.search.decisions import replayed
 from mpitrain.search.evolution import Evolution
 from mpitrain.search.pruners import Asha, Unpruned
 from mpitrain.search.replay import replay
-from mpitrain.search.samplers import SAMPLERS, Grid, QuasiRandom, draws
+from mpitrain.search.samplers import SAMPLERS, Grid, QuasiRandom, drawn, draws
 from mpitrain.search.sobol import LARGEST, sobol
 from mpitrain.search.space import read_space
 from mpitrain.search.study_file import read_study
@@ -63,10 +64,11 @@ def test_evolution_mutates_one_key_of_the_best_of_a_tournament_of_the_youngest()
     ended, _ = replay(made, 1, job)
     trials = made.table.trials
     assert [end.trial.id for end in ended] == list(range(60))
+    assert [trial.values for trial in trials[:12]] == [drawn(SMALL, 0, n) for n in range(12)]
     for child in trials[12:]:
         young = trials[child.id - 12:child.id]
-        drawn = [young[i] for i in draws(0, child.id).permutation(12)[:4]]
-        parent = max(drawn, key=lambda trial: accuracy(trial, 2))
+        some = [young[i] for i in draws(0, child.id).permutation(12)[:4]]
+        parent = max(some, key=lambda trial: accuracy(trial, 2))
         assert sum(child.values[key] != parent.values[key] for key in parent.values) == 1
     assert max(accuracy(trial, 2) for trial in trials) > max(accuracy(trial, 2) for trial in trials[:12])
 
@@ -86,6 +88,12 @@ def test_evolution_compares_rungs_before_scores() -> None:
         table.apply(result(number, rung, {"accuracy": value}))
     child = sampler.ask(table, 2).values
     assert sum(child[key] != table.trials[1].values[key] for key in child) == 1
+
+
+def test_a_trial_is_as_old_as_its_first_result() -> None:
+    made = decisions(Asha(), sampler="evolution", trials=30, parents=6, tournament=2)
+    replay(made, 1, job)
+    assert made.table.told == list(range(30)) and len(made.table.rungs[1]) > 5
 
 
 @pytest.mark.parametrize("sampler", ["random", "qmc", "grid", "evolution"])
@@ -109,8 +117,11 @@ def test_optunas_samplers_are_told_the_journal(tmp_path: Path) -> None:
     again = replayed(read_study(study.file, ["search.sampler=optuna:TPESampler", "search.n_startup_trials=6"]).decisions(),
                      records[:stop])
     assert again.next()[1] == [records[stop]]
-    scores = [accuracy(trial, 0) for trial in made.table.trials]
-    assert np.mean(scores[-9:]) > np.mean(scores[:6])
+    whole = read_study(study.file, ["search.sampler=optuna:TPESampler", "search.n_startup_trials=6",
+                                    "search.pruner=none"]).decisions()
+    replay(whole, 1, job)
+    scores = [accuracy(trial, 0) for trial in whole.table.trials]
+    assert np.mean(scores[-12:]) > np.mean(scores[:6]) + 0.05
 
 
 def test_optuna_notes_on_trials_are_in_the_journal(tmp_path: Path) -> None:
@@ -132,6 +143,15 @@ def test_an_unknown_sampler_of_optuna_is_refused(tmp_path: Path, name: str, told
     with pytest.raises(ConfigError) as error:
         read_study(study_file(tmp_path), [f"search.sampler=optuna:{name}"])
     assert told in str(error.value)
+
+
+def test_a_sampler_whose_package_is_missing_is_a_line(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    if importlib.util.find_spec("cmaes"):
+        pytest.skip("cmaes is installed")
+    with pytest.raises(ConfigError) as error:
+        replay(read_study(study_file(tmp_path), ["search.sampler=optuna:CmaEsSampler"]).decisions(), 1, job)
+    assert "No module named 'cmaes'" in str(error.value)
 
 
 def test_without_optuna_a_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from runs import record, train
 from standing import mpirun
 from studies import STUDY, journal, lines, told
+
+from mpitrain.checkpoint.store import ALONE
+from mpitrain.errors import OutputError
+from mpitrain.search.study import refuse_unshared
 
 
 def search(n, file, *words):
@@ -53,7 +58,7 @@ def test_ranks_of_a_trial_change_no_bit_where_the_layout_does_not_count(tmp_path
 @pytest.mark.parametrize("mesh", ["pp", "dp"])
 def test_a_trial_that_fails_alike_ends_alone(tmp_path, study, mesh):
     study.write_text(STUDY.replace("[3e-3, 0.3]", "[1e-2, 1e12]").replace('order = "fixed"', ""))
-    result = search(4, study, "search.ranks=2", f"mesh.{mesh}=2", "search.pruner=none", "search.rungs=[1]", "train.epochs=1",
+    result = search(2, study, "search.ranks=2", f"mesh.{mesh}=2", "search.pruner=none", "search.rungs=[1]", "train.epochs=1",
                     "search.trials=6", "run.out=study")
     assert result.rc == 0, result.err
     found = told(tmp_path / "study")
@@ -87,3 +92,47 @@ def test_all_trials_failed_says_the_commonest_code(tmp_path, study):
     assert result.rc == 79 and "E_NAN" in result.error_lines[0], result.err
     assert "all 3 trials failed, 3 of them with E_NAN" in result.error_lines[0]
     assert json.loads((tmp_path / "runs" / "study" / "study.json").read_text())["failed"] == {"E_NAN": 3}
+
+
+def test_costs_are_objectives_and_unknown_joules_are_refused(tmp_path, study):
+    few = ("search.trials=3", "search.rungs=[1]", "train.epochs=1", "search.order=free", 'model.activation="tanh"')
+    (tmp_path / "nothing").mkdir()
+    unknown = search(2, study, *few, 'search.objective=["accuracy","-J"]', "energy.source=auto", "energy.root=nothing")
+    assert unknown.rc == 78 and "joules of" in unknown.error_lines[0] and "are unknown" in unknown.error_lines[0], unknown.err
+    result = search(2, study, *few, 'search.objective=["accuracy","-ms","-J","-parameters","-flops"]', "energy.source=model",
+                    "energy.idle_watts=20", "energy.busy_watts=80", "energy.period_ms=5")
+    assert result.rc == 0, result.err
+    found = json.loads((tmp_path / "runs/study/study.json").read_text())
+    for trial in found["trials"]:
+        sizes = [64, *trial["values"]["model.hidden"], 10]
+        weights = sum(a * b for a, b in itertools.pairwise(sizes))
+        values = trial["results"]["1"]
+        assert (values["parameters"], values["flops"]) == (weights + sum(sizes[1:]), 2 * weights)
+        joules = [line["joules"] for line in lines(tmp_path / f"runs/study/trials/{trial['trial']:04d}") if "joules" in line]
+        assert values["ms"] > 0 and 0.5 * sum(joules) / 2 <= values["J"] <= 2 * sum(joules) / 2, (values, joules)
+    assert set(found["front"]) <= {0, 1, 2} and found["front"]
+
+
+def test_a_trial_that_would_not_fit_or_cannot_be_is_its_own_failure(tmp_path, study):
+    study.write_text(STUDY.split("[space]")[0] + """[space]
+"model.hidden" = {choices = [[16], [4000000, 4000000]]}
+"train.batch_size" = {choices = [128, 100000]}
+""")
+    result = search(2, study, "search.ranks=2", "search.sampler=grid", "search.trials=0", "search.rungs=[1]", "train.epochs=1")
+    assert result.rc == 0, result.err
+    found = told(tmp_path / "runs/study")
+    codes = [trial.get("code") for trial in found["trials"]]
+    assert codes[0] is None and codes[2] == "E_MEMORY" and codes[1] not in (None, "E_MEMORY"), found["trials"]
+    assert "MiB are free" in found["trials"][2]["message"] and found["failed"][codes[1]] >= 1
+
+
+def test_hosts_that_share_no_folder_are_named(tmp_path):
+    class Control:
+        rank, size = 0, 2
+
+        def gather_objects(self, value):
+            return [value, False]
+    (tmp_path / "journal.jsonl").touch()
+    with pytest.raises(OutputError, match="node2 cannot see the journal that node1 has begun; set run.out"):
+        refuse_unshared(tmp_path / "journal.jsonl", Control(), ["node1", "node2"])
+    refuse_unshared(tmp_path / "journal.jsonl", ALONE, ["node1"])

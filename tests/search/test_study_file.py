@@ -122,13 +122,16 @@ def test_a_search_that_is_wrong_is_refused_in_one_line(tmp_path: Path, lines: st
 
 @pytest.mark.parametrize(("overrides", "told"), [
     (["search.eta=1"], "search.eta must be at least 2"), (["train.steps=100"], "a study counts epochs"),
+    (["data.validation=0.0"], "trials are compared at evaluations"),
+    (["search.name=3", "search.sampler=own.py:f"], "search.name"),
     (["train.epochs=3"], "beyond train.epochs = 3"), (["search.sampler=nobody"], 'unknown sampler "nobody"'),
     (["model.hiden=[3]"], "hiden"), (["optimizer.name=sdg"], "sdg"), (["search.=3"], "unknown key search.")])
 def test_what_the_command_line_says_is_looked_at_too(tmp_path: Path, overrides: list[str], told: str) -> None:
+    (tmp_path / "own.py").write_text("def f(space, history, number, seed): return {}\n")
     with pytest.raises(MpitrainError) as error:
         study = read_study(study_file(tmp_path), overrides)
         refuse_unbuildable(study, open_data(study.base))
-    assert told in str(error.value)
+    assert told in str(error.value) and "[space]" not in str(error.value)
 
 
 @pytest.mark.parametrize(("line", "told"), [
