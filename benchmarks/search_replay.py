@@ -47,13 +47,13 @@ def time_to_target(curves: list[Curve], pruner: str, workers: int, seed: int, ta
     return ended[-1].time if reached(ended[-1]) else float("inf")
 
 
-def target_of(curves: list[Curve]) -> float:
-    return sorted((curve.accuracies[-1] for curve in curves), reverse=True)[BEST - 1]
+def target_of(curves: list[Curve], best: int = BEST) -> float:
+    return sorted((curve.accuracies[-1] for curve in curves), reverse=True)[best - 1]
 
 
-def medians(curves: list[Curve], workers: int, seeds: int) -> dict[str, float]:
+def medians(curves: list[Curve], workers: int, seeds: int, best: int = BEST) -> dict[str, float]:
     """The median time to the target of each search, in units of a mean epoch."""
-    target = target_of(curves)
+    target = target_of(curves, best)
     epoch = statistics.mean(curve.seconds for curve in curves)
     return {name: statistics.median(time_to_target(curves, pruner, workers, seed, target) for seed in range(seeds)) / epoch
             for name, pruner in SEARCHES.items()}
@@ -133,6 +133,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--decisions", type=int, metavar="TRIALS", help="measure how long decisions take instead")
     made.add_argument("--workers", default="1,4,16,64")
     made.add_argument("--seeds", type=int, default=20)
+    made.add_argument("--best", type=int, default=BEST, help="the target is the accuracy of the trial at this place")
     return made
 
 
@@ -145,11 +146,11 @@ def main() -> None:
         decisions(asked.decisions)
         return
     curves = read_curves(asked.curves)
-    target = target_of(curves)
+    target = target_of(curves, asked.best)
     print(json.dumps({"curves": len(curves), "target accuracy": round(target, 4),
                       "curves that reach it": sum(curve.accuracies[-1] >= target for curve in curves)}))
     for workers in map(int, asked.workers.split(",")):
-        found = medians(curves, workers, asked.seeds)
+        found = medians(curves, workers, asked.seeds, asked.best)
         print(json.dumps({"workers": workers, "configurations a worker": len(curves) / workers, "seeds": asked.seeds,
                           **{f"{name}, epochs": round(value, 1) for name, value in found.items()},
                           "random / asha": round(found["random"] / found["asha"], 2),
