@@ -39,6 +39,7 @@ EPILOG = """examples:
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
   python -m mpitrain bench train --models mlp,gpt-nano
+  python -m mpitrain bench published
 """
 
 
