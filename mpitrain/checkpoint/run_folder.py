@@ -29,7 +29,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 class RunFolder:
     """The paths of a run's files. Any rank may make one; rank 0 calls `open`, which makes the folder and locks it.
 
-    Texts that are not `synced` may be lost in a power cut, checkpoints are not.
+    If it is not `synced`, its texts and its name may be lost in a power cut.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, synced: bool = True):
@@ -55,7 +55,7 @@ class RunFolder:
         if os.path.islink(self.path):                     # pathlib's raises where the name is too long
             raise OutputError(f"the run folder is a symbolic link to {os.readlink(self.path)}; set run.out to the folder itself",
                               file=self.path)
-        make_folder(self.path)
+        make_folder(self.path, synced=self.synced)
         if not self.path.is_dir():
             raise OutputError("the run folder is a file; remove it or set run.out to another name", file=self.path)
         refuse_strangers(self.path)
@@ -72,7 +72,7 @@ class RunFolder:
                     refuse_strangers(folder)
             if overwrite:
                 self._delete_ours()
-            make_folder(self.inner)
+            make_folder(self.inner, synced=self.synced)
         except OSError as error:
             self.close()
             raise storage_error(error, "preparing the run folder", self.path) from error

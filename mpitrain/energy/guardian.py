@@ -60,7 +60,7 @@ class Record:
             return dict(json.loads(text)) if text else {}
         except ValueError:
             raise ConfigError("this record of limits that a killed run has set is damaged; see that they are as they should be "
-                              "(docs/energy.md), and remove it", file=self.path) from None
+                              "(docs/knobs.md), and remove it", file=self.path) from None
 
     def holds(self) -> bool:
         return os.fstat(self._file).st_size > len("{}")

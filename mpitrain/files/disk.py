@@ -131,17 +131,18 @@ def write_fully(fd: int, view: memoryview, offset: int) -> None:
         done += n
 
 
-def make_folder(path: Path) -> None:
-    """Make a folder that is not there yet, and its parents, so that they survive a power cut."""
+def make_folder(path: Path, *, synced: bool = True) -> None:
+    """Make a folder that is not there yet, and its parents, so that they survive a power cut if `synced`."""
     if not path.parent.is_dir():
-        make_folder(path.parent)
+        make_folder(path.parent, synced=synced)
     try:
         os.mkdir(path, FOLDER_MODE)
     except FileExistsError:
         return
     except OSError as error:
         raise storage_error(error, "making the folder", path) from error
-    sync_folder(path.parent)
+    if synced:
+        sync_folder(path.parent)
 
 
 def refuse_strangers(path: Path) -> None:

@@ -78,7 +78,7 @@ class Ranks(AbstractContextManager["Ranks"]):
             if self._closed:
                 raise UsageError(f"this run is closed; make another one: {type(self).__name__}(config, comm)")
         if self._session is None:
-            self.process.pulse.opens()
+            self.process.pulse.opens() if self._after is None else self.process.pulse.recovers()
             self._session = Session(self.config, self.comm, self._after)
             self.process.tells_others = self._session.mesh.revoke
             self._opens(self._session)

@@ -56,10 +56,12 @@ class Trained:
 class AsTrial(NamedTuple):
     """How a run differs that is one of many of a study. `pauses(plan)` says where it may pause, with a checkpoint from which
     `resume` goes on with the bits of a run that did not. A step that is not finite ends it on all its ranks alike (NumericsError,
-    which a rank of another run raises alone), so that the program can go on. Its texts are not synced to the disk, since the
-    study's journal has what counts, and its memory is not predicted."""
+    which a rank of another run raises alone), so that the program can go on. Its texts and its folder's name are not synced to
+    the disk: the study's journal has what counts, and a trial that a power cut took trains again to the same bits. They are
+    `synced` where other runs go on with its state. Its memory is not predicted."""
 
     pauses: Callable[[Plan], Pauses]
+    synced: bool = False
 
 
 class Run(Ranks):
@@ -86,7 +88,7 @@ class Run(Ranks):
         may differ from the checkpoint's; of others, those that decide which rows are seen are refused, with `strict` all.
         Raises Stopped, with a checkpoint saved, where the process was asked to stop.
         """
-        folder, self._as_trial = RunFolder(self.config.run.out, synced=as_trial is None), as_trial
+        folder, self._as_trial = RunFolder(self.config.run.out, synced=as_trial is None or as_trial.synced), as_trial
 
         def once(comm: Any) -> Trained:
             if comm is None:

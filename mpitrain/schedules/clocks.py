@@ -94,8 +94,9 @@ def write_table(path: Path, table: Table) -> None:
 def refuse_incomplete(table: Table, n_stages: int, kinds: str) -> None:
     missing = next(((stage, kind) for stage in range(n_stages) for kind in kinds if not table.get((stage, kind))), None)
     if missing is not None:
+        words = ", ".join(WORD[kind] for kind in kinds)
         raise ConfigError(f"the table of clocks has no {WORD[missing[1]]} of stage {missing[0]}, and the pipeline has {n_stages} "
-                          f"stages of {', '.join(WORD[kind] for kind in kinds)}; profile that, too")
+                          f"stages of {words}; profile that, too, or take another mesh.schedule")
 
 
 def stages_in(table: Table) -> int:

@@ -210,8 +210,8 @@ def cheapest(clocks: Sequence[Clock], seconds: float, idle_watts: float) -> Cloc
 def lines_of(front: Front, pipeline: Pipeline, samples: int = 0, replicas: int = 1) -> Iterator[str]:
     """The front in words: `samples` of a step, for joules a sample, and the ranks that do each stage's work alike."""
     high, fast = front.highest, front.fastest
-    saved = 1 - fast.joules / high.joules if high.joules else 0.0
-    bound = 1 - front.least / high.joules if high.joules else 0.0
+    saved = max(0.0, 1 - fast.joules / high.joules) if high.joules else 0.0
+    bound = max(saved, 1 - front.least / high.joules if high.joules else 0.0)
     yield (f"{pipeline.n_stages} stages, {pipeline.n_micro} micro-batches: at the highest clocks a step takes "
            f"{high.seconds:.4g} s and {replicas * high.joules:.4g} J")
     yield (f"the same step at clocks by slack: {fast.seconds:.4g} s, {replicas * fast.joules:.4g} J, {saved:.1%} less (no clocks "

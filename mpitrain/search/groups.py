@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mpitrain.comm.job import guard
+from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
 from mpitrain.config import Config, changed
 from mpitrain.config.sections import MeshConfig
 from mpitrain.errors import MeshError
@@ -19,20 +20,24 @@ class Groups:
     """All ranks of `comm` make one, with the same arguments, and close it; it communicates.
 
     Ranks g*n to g*n + n - 1 are group g. `whole` is a session of all ranks, which knows the data and the machine, and `session`
-    one of this rank's group, on the mesh of `config`, that the group's runs come after.
+    one of this rank's group, on the mesh of `config`, that the group's runs come after. `pulse` is watched with all ranks' from
+    now on, and rests until a run begins.
     """
 
-    def __init__(self, comm: Any, config: Config, ranks: int, files: Callable[[], Any]):
+    def __init__(self, comm: Any, config: Config, ranks: int, files: Callable[[], Any], pulse: Unwatched = NOBODY):
         with guard.symmetric():
             refuse_size(comm.size, ranks)
         self.world, self.count, self.number = comm, comm.size // ranks, comm.rank // ranks
         self.whole = Session(changed(config, mesh=_no_axes()), comm)
-        self.whole.open(self.whole.config, files)
+        self.pulse = pulse
+        pulse.opens()
+        self.whole.open(self.whole.config, files, pulse)
         self.whole.inputs.fit(self.whole.control)             # a sample is transformed where a model is tried
         self.threads = self.whole.threads                     # those of a rank of a full node: other groups compute, too
         self.comm = comm.Split(self.number, comm.rank)
         self.config = changed(config, train={"threads": self.threads})
         self.session = self._session()
+        pulse.rest()
 
     def _session(self) -> Session:
         made = Session(self.config, self.comm)
@@ -49,6 +54,7 @@ class Groups:
         everyone = self.world.Ibarrier()
         while not everyone.Test():
             time.sleep(LOOK_S)
+            self.pulse.rest()
 
     def close(self) -> None:
         """It communicates."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from functools import partial
 from typing import Any, Protocol
 
@@ -64,6 +65,7 @@ class Members(TrialRuns):
 
     def train_on(self) -> None:
         """Trains the member to its end. Where it gets other values, its run goes on as another, from the same checkpoint."""
+        self._began = time.perf_counter()
         while self.outcome is None and not self.population.stopped:
             job = Job(self.population.member, self.population.values[self.population.member], self.population.done)
             self._plan = self._run = self._judges = None
@@ -72,7 +74,7 @@ class Members(TrialRuns):
                 self._run = MemberRun(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
                 with self._run as run:
                     trained = run.train(resume="auto", observers=[self.clock], change=tuple(self.study.space.dimensions),
-                                        as_trial=AsTrial(partial(self._meetings, config)))
+                                        as_trial=AsTrial(partial(self._meetings, config), synced=True))
             except Exception as error:
                 self._fails(error)
                 return
@@ -116,6 +118,7 @@ class Members(TrialRuns):
             except Exception as error:
                 error.of_study = True                         # type: ignore[attr-defined]
                 raise
+            self._began = time.perf_counter()
             self.clock.begin(self._run.built.trainer)         # type: ignore[arg-type]
             return goes_on
         return Pauses(list(steps), meets)

@@ -138,10 +138,11 @@ class SharedTable:
             self.told(record, self.decisions.table)
 
 
-def wait_for_more(journal: Path, offset: int) -> None:
-    """Returns when a journal has more bytes than `offset`."""
+def wait_for_more(journal: Path, offset: int, waits: Callable[[], object] = lambda: None) -> None:
+    """Returns when a journal has more bytes than `offset`; `waits` is called now and then until it has."""
     while not _longer(journal, offset):
         time.sleep(LOOK_S)
+        waits()
 
 
 def _longer(journal: Path, offset: int) -> bool:

@@ -8,16 +8,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import changed, to_toml
-from mpitrain.errors import Stopped
+from mpitrain.errors import OutputError, Stopped
 from mpitrain.registry import Registry
 from mpitrain.run.limits import agree
 from mpitrain.run.run import Run
@@ -47,9 +49,10 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
     """
     with guard.symmetric():
         refuse_without_joules(study.objectives, study.base)
-    base = changed(study.base, train={"stall_s": 0.0})        # a group that waits for others stands still
+    base = study.base
     files = before_mpi(partial(look_at_files, base))
-    groups = Groups(Run.of_job(base, process, quiet=True, look=files).comm, base, study.search.ranks, files)
+    groups = Groups(Run.of_job(base, process, quiet=True, look=files).comm, base, study.search.ranks, files,
+                    process.pulse)
     agree(base, groups.whole.control, groups.whole.places, process)
     refuse_unknown_joules(study.objectives, base, groups.whole.control, groups.whole.places)
     with guard.symmetric():
@@ -60,6 +63,7 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
         if groups.world.rank == 0:
             cleanup.callback(folder.close)
         cleanup.enter_context(process.recording(folder.path))
+        refuse_unshared(folder.journal.path, groups.whole.control, [place.host for place in groups.whole.places])
         group = GROUPS["population" if study.search.population else "trials"](study, groups, folder, process, told)
         group.work()
         found: dict[str, Any] = group.end()
@@ -87,6 +91,16 @@ def prepare(study: Study, folder: StudyFolder, groups: Groups, *, resume: bool, 
     except BaseException:
         folder.close()
         raise
+
+
+def refuse_unshared(journal: Path, control: Objects, hosts: Sequence[str]) -> None:
+    """OutputError, on all ranks, where some hosts see another folder than rank 0. It communicates."""
+    sees = control.gather_objects(journal.is_file())
+    with guard.symmetric():
+        if not all(sees):
+            without = ", ".join(sorted({host for host, there in zip(hosts, sees) if not there}))
+            raise OutputError(f"the groups of a study share its folder, and {without} cannot see the journal that {hosts[0]} has "
+                              "begun; set run.out to a folder in a file system that all hosts share", file=journal)
 
 
 @GROUPS.register("trials")
@@ -149,7 +163,7 @@ class Group:
     def _wait(self) -> None:
         """Sleeps until another group has written something; all ranks do, for one that waits in MPI takes a core."""
         offset = on_first(self.groups.session.control, lambda: None if self.table is None else self.table.offset)
-        wait_for_more(self.folder.journal.path, offset)
+        wait_for_more(self.folder.journal.path, offset, self.process.pulse.rest)
 
     def end(self) -> dict[str, Any]:
         """What rank 0 writes when all groups have come to their end, on all ranks. It communicates."""

@@ -116,8 +116,9 @@ class TrialRuns:
 
     def _reached(self, job: Job, config: Config, trained: Trained) -> Record:
         assert self._plan is not None
-        file, batch = self.study.trial_folder(job.trial) / "metrics.jsonl", self._plan.batch_size
-        values = {**trained.metrics, **self.costs.of_shapes(config), **self.costs.of_run(file, trained.steps, batch)}
+        folder, batch = self.study.trial_folder(job.trial), self._plan.batch_size
+        values = {**trained.metrics, **self.costs.of_shapes(config),
+                  **self.costs.of_run(folder / "metrics.jsonl", trained.steps, batch)}
         return result(job.trial, job.rung, values, samples=trained.steps * batch, **trained.hashes, **self._about())
 
     def _failed(self, job: Job, code: str, message: str, step: int) -> Record:

@@ -18,6 +18,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--machine", required=True, help="a machine file, which bench fit --out writes of this machine, or the "
                         "name of one that is built in, such as dgx-a100")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="how many plans are shown (default: %(default)s)")
+    parser.add_argument("--energy", type=Path, metavar="TABLE.csv",
+                        help="a table of clocks, as slack takes one: lower clocks for the best plan whose stages it has")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line for each plan, too")
     parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
 
@@ -25,6 +27,6 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, process: Process) -> int:
     from mpitrain.plan.planner.command import plan_lines
     for line in plan_lines(options.path, options.arguments, ranks=options.ranks, machine=options.machine, top=options.top,
-                           json_file=options.json):
+                           json_file=options.json, energy=options.energy):
         print(line)
     return 0

@@ -37,6 +37,8 @@ OTHERS = {
     "autoencoder": {"size": 8, "widths": [4], "code": 3}, "vae": {"size": 8, "widths": [4], "code": 3},
     "fno": {"width": 2, "modes": [2, 2], "hidden": 3}, "unet": {"width": 2, "levels": 2},
     "vit": {"width": 8, "layers": 1, "heads": 2, "patch": 4, "size": 8}, "swin": {"width": 4, "depths": [1, 1], "heads": [2, 2]},
+    "elastic_gpt": {"depths": [1], "heads": [2], "hidden": [8], "width": 8, "block": 4, "vocabulary": 5},
+    "elastic_mlp": {"inputs": 2, "outputs": 2},
     "swin_t": {"channels": 1}, **{f"vit_{size}_16": {"channels": 1} for size in ("ti", "s", "b")},
 }
 LEAST = {("gpt", "experts"): 0, ("inception_time", "bottleneck"): 0, ("inception_time", "kernel"): 4,

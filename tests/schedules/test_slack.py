@@ -165,6 +165,18 @@ def test_joules_are_those_of_all_ranks_and_of_a_sample() -> None:
     assert f"{4 * front.highest.joules:.4g} J" in said[0] and f"{4 * front.fastest.joules / 32:.4g}" in said[-len(front.points)]
 
 
+RUN = """
+[model]
+name = "mlp"
+inputs = 64
+hidden = [64, 64, 64, 64, 64]
+outputs = 10
+[data]
+path = "digits"
+[train]
+epochs = 1
+batch_size = 64
+"""
 HEADER = "stage,instruction,frequency,time,energy\n"
 
 
@@ -204,6 +216,21 @@ def test_a_table_that_is_not_there_or_lacks_a_stage_is_refused(tmp_path: Path) -
         Pipeline(made_table(2), SCHEDULES["1f1b"], 3, 4)
 
 
+
+
+def test_plan_prints_the_clocks_of_the_best_plan_whose_stages_the_table_has(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_table(tmp_path / "zeus.csv", made_table(2, n_clocks=4))
+    (tmp_path / "run.toml").write_text(RUN)
+    asked = ["plan", str(tmp_path / "run.toml"), "--ranks", "4", "--machine", "dgx-a100", "--energy", str(tmp_path / "zeus.csv")]
+    assert main([*asked, "mesh.pp=2", "--top", "20"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    place = next(index for index, line in enumerate(said) if "clocks of " in line)
+    name = said[place].partition(":")[0]                     # not the best plan: zb_h1 needs the instruction weight
+    assert "zb_h1" not in next(line for line in said if line.startswith(f"{name}: mpirun -n 4"))
+    assert said[place + 1].startswith("2 stages, ") and "J a sample" in "\n".join(said[place:])
+    with pytest.raises(ConfigError, match="none of the 5 plans shown can have clocks of this table; the best: this table has"):
+        main([*asked, "mesh.pp=4"])
 
 
 def test_a_plans_front_has_the_joules_of_all_its_ranks(tmp_path: Path) -> None:

@@ -33,7 +33,9 @@ def killed_after(folder, file, n_lines, *words):
         time.sleep(0.002)
     for rank in [pid for pid in job.ranks() if is_python(pid)][n_lines % 2:][:1]:
         send(rank, signal.SIGKILL)
-    job.finish(30)
+    result = job.finish(30)
+    if result.rc:                                             # the watcher names who was killed, in a line
+        assert len(result.error_lines) <= 1 and all("was killed" in line for line in result.error_lines), result.err
 
 
 def test_a_killed_study_goes_on_where_its_journal_ends(tmp_path):
@@ -78,6 +80,49 @@ def test_one_folder_has_one_study(tmp_path):
     assert of_a_run.rc == 73 and "that of a run" in of_a_run.error_lines[0], of_a_run.err
     both = search(1, file, "--resume", "--overwrite")
     assert both.rc == 64
+
+
+@pytest.mark.slow
+def test_a_rank_that_stands_still_in_a_trial_is_named_though_others_wait_for_good_reason(tmp_path):
+    (tmp_path / "own.py").write_text("""
+import time
+
+from mpitrain.train import Observer
+
+
+class Hangs(Observer):
+    def begin(self, run):
+        self.hangs = run.folder.name == "0001"
+
+    def before_step(self, step):
+        while self.hangs and step == 5:
+            time.sleep(1)
+""")
+    file = tmp_path / "study.toml"
+    file.write_text(STUDY)
+    job = launch(2, "-m", "mpitrain", "search", file, "log.observers=own.py:Hangs", "train.stall_s=4", cwd=tmp_path)
+    result = job.finish(60)
+    assert result.rc == 75 and len(result.error_lines) == 1 and "E_STALL" in result.error_lines[0], result.err
+    assert "warning" not in result.err
+    done = results(tmp_path / "runs/study")[0]
+    assert done and max(done.values()) == 1 and (1, 0) not in done
+
+
+@pytest.mark.slow
+def test_a_study_that_is_asked_to_stop_saves_its_trials_and_goes_on(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(STUDY)
+    assert search(2, file, "run.out=whole").rc == 0
+    job = launch(2, "-m", "mpitrain", "search", file, "run.out=stopped", cwd=tmp_path)
+    path = tmp_path / "stopped" / "journal.jsonl"
+    while job.process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < 6):
+        time.sleep(0.002)
+    job.signal(signal.SIGUSR1)
+    result = job.finish(60)
+    assert result.rc == 85 and "E_STOPPED" in result.error_lines[0] and "--resume" in result.error_lines[0], result.err
+    assert json.loads((tmp_path / "stopped/study.json").read_text())["status"] == "stopped"
+    assert search(2, file, "run.out=stopped", "--resume").rc == 0
+    assert told(tmp_path / "stopped") == told(tmp_path / "whole") and max(results(tmp_path / "stopped")[0].values()) == 1
 
 
 @pytest.mark.slow

@@ -10,6 +10,10 @@ from runs import record, train
 from standing import mpirun
 from studies import STUDY, journal, lines, told
 
+from mpitrain.checkpoint.store import ALONE
+from mpitrain.errors import OutputError
+from mpitrain.search.study import refuse_unshared
+
 
 def search(n, file, *words):
     return mpirun(n, "-m", "mpitrain", "search", file, *words, cwd=file.parent, timeout=120)
@@ -120,3 +124,15 @@ def test_a_trial_that_would_not_fit_or_cannot_be_is_its_own_failure(tmp_path, st
     codes = [trial.get("code") for trial in found["trials"]]
     assert codes[0] is None and codes[2] == "E_MEMORY" and codes[1] not in (None, "E_MEMORY"), found["trials"]
     assert "MiB are free" in found["trials"][2]["message"] and found["failed"][codes[1]] >= 1
+
+
+def test_hosts_that_share_no_folder_are_named(tmp_path):
+    class Control:
+        rank, size = 0, 2
+
+        def gather_objects(self, value):
+            return [value, False]
+    (tmp_path / "journal.jsonl").touch()
+    with pytest.raises(OutputError, match="node2 cannot see the journal that node1 has begun; set run.out"):
+        refuse_unshared(tmp_path / "journal.jsonl", Control(), ["node1", "node2"])
+    refuse_unshared(tmp_path / "journal.jsonl", ALONE, ["node1"])

@@ -253,7 +253,11 @@ MADE: dict[str, tuple[dict[str, Any], tuple[int, ...], float]] = {
     "ft_transformer": ({"numeric": 3, "outputs": 5, "width": 16, "heads": 4, "layers": 2}, (3,), 0.6),
     "gpt": (GPT, (), 0.6), "gpt2": ({key: value for key, value in GPT.items() if key != "bias"} | {"dropout": 0.0}, (), 0.6),
     "bert": (TEXT, (), 0.9), "llama": (TEXT | {"key_heads": 2}, (), 0.6),
-    "t5": (TEXT | {"head_width": 8, "source": 8, "vocabulary": 60}, (), 0.9)}
+    "t5": (TEXT | {"head_width": 8, "source": 8, "vocabulary": 60}, (), 0.9),
+    "elastic_mlp": ({"inputs": 12, "outputs": 5, "path": "depth=2"}, (12,), 0.6),          # a path of a supernet, by itself
+    "elastic_resnet": (IMAGES | {"widths": [8, 16], "inner": [1.0, 2.0], "path": "largest"}, (1, 8, 8), 0.6),
+    "elastic_gpt": ({"depths": [1, 2], "heads": [2, 4], "hidden": [64, 128], "path": "depth=2"} |
+                    {key: GPT[key] for key in ("width", "block", "vocabulary", "bias")}, (), 0.6)}
 BUILT: dict[str, Any] = {"gpt2": _gpt2}           # in place of a name of sizes that are too large for a test
 SAME = {"resnet50": "resnet101 resnet152", "vgg11": "vgg16", "vit": "vit_ti_16 vit_s_16 vit_b_16", "swin": "swin_t",
         "gpt2": "gpt2_medium gpt2_large gpt2_xl", "bert": "distilbert"}      # further names of one builder, in other sizes

@@ -130,7 +130,8 @@ class Pulse(Unwatched):
         self._watcher.order("start", "start opens")
 
     def recovers(self) -> None:
-        """Ranks that were left look for what to go on from, which may take as long as a start."""
+        """Ranks that were left look for what to go on from, or ranks that a watcher knows open another run: that may take as long
+        as a start."""
         self._enter("start")
 
     def _stop_alarm_once(self) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 from mpitrain.config import load_config
-from mpitrain.errors import UsageError
+from mpitrain.errors import ConfigError, UsageError
 from mpitrain.machines.machine import MachineFile, load_machine
 from mpitrain.plan.memory_lines import table
 from mpitrain.plan.planner.problem import Problem
@@ -18,9 +18,10 @@ from mpitrain.plan.planner.shortage import explain
 
 
 def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str, top: int = 5,
-               json_file: Path | None = None) -> Iterator[str]:
+               json_file: Path | None = None, energy: Path | None = None) -> Iterator[str]:
     """The best ways to run a configuration on `ranks` ("N"), or the best one on several numbers of ranks ("a..b"), of a machine.
 
+    `energy` is a table of clocks, for the best plan whose stages it has: lines of `plan.energy_lines` follow.
     Errors are those of a wrong configuration or machine file, UsageError for numbers that cannot be, and MeshError where no way
     fits the machine's memory.
     """
@@ -48,10 +49,30 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
         yield f"{head}: mpirun -n {n} {start} {' '.join(plan.candidate.overrides(problem.written))}".rstrip()
     for what, why in rests_on(problem, plans[0][1]).items():
         yield f"{what}: {why}"
+    if energy is not None:
+        yield from lower_clocks(problem, dict(zip(first, plans)), energy)
     if json_file is not None:
         places = range(1, len(plans) + 1) if len(counts) == 1 else [1] * len(plans)
         json_file.write_text("".join(json.dumps(as_json(problem, plan, place)) + "\n"
                                      for place, (_, plan) in zip(places, plans)))
+
+
+def lower_clocks(problem: Problem, plans: Mapping[str, tuple[int, Plan]], clocks: Path) -> Iterator[str]:
+    """Clocks by slack of the first of the plans, by their names, whose stages and instructions a table has. ConfigError, that of
+    the best plan, where it has those of none."""
+    from mpitrain.plan.energy_lines import energy_lines
+    refused = list[ConfigError]()
+    for name, (n, plan) in plans.items():
+        try:
+            lines = list(energy_lines(problem.config, plan.candidate, problem.machine.idle_watts, clocks))
+        except ConfigError as error:
+            refused.append(error)
+            continue
+        yield f"{name}: clocks of {clocks}, joules of all {n} ranks"
+        yield from lines
+        return
+    raise ConfigError(f"none of the {len(plans)} plans shown can have clocks of this table; the best: {refused[0].message}",
+                      file=clocks)
 
 
 def numbers_of_ranks(text: str) -> list[int]:
