@@ -140,7 +140,8 @@ def test_where_nobody_counts_it_is_unknown_and_never_zero(config: Path) -> None:
 
 
 @pytest.mark.parametrize(("keys", "status", "words"), [
-    (("energy.root=nowhere", "energy.source=auto"), 66, ("E_MISSING", 'file="nowhere"', "expected a folder of energy counters")),
+    (("energy.root=nowhere", "energy.source=auto"), 66,
+     ("E_MISSING", 'file="nowhere"', "expected a folder of energy counters", "leave energy.root out")),
     (("energy.root=powercap/empty", "energy.source=powercap"), 66, ("expected a folder", 'set energy.source = "auto"')),
     (("energy.source=powercap", "energy.root=spoiled"), 65, ("E_DATA", 'expected a number of microjoules, found "12 J"')),
     (("energy.source=nvml",), 78, ("E_CONFIG", "nvidia-ml-py", "mpitrain[nvml]")),
