@@ -114,7 +114,8 @@ class Turns:
         observer.finish(self.steps)
         observer.close()
         each = (spans[0] + 2) * span_us + line_us / LOGGED + sample_us * step_s / (1e-3 * self.config.period_ms)
-        return {"spans": spans[0] + 2, "span_us": span_us, "reading_us": sample_us, "line_us": line_us, "share": 1e-6 * each / step_s}
+        return {"spans": spans[0] + 2, "span_us": span_us, "reading_us": sample_us, "line_us": line_us,
+                "share": 1e-6 * each / step_s}
 
     def _turn(self, observer: EnergyUse | None) -> float:
         span = self.trainer.span

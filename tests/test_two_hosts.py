@@ -375,3 +375,48 @@ def test_between_hosts_a_resumed_run_has_the_bits_of_an_undisturbed_one(hosts: H
                             "optimizer.schedule=constant", *more, cwd=ROOT))
         hashes.append(json.loads((tmp_path / out / "run.json").read_text())["parameters_sha256"])
     assert hashes[0] == hashes[1]
+
+
+METER = '''
+import os, shutil, socket
+from pathlib import Path
+from mpitrain import models
+from mpitrain.train import Observer
+
+TREE, JOULES = Path("/dev/shm/powercap/intel-rapl:0"), {{"left": 2.0, "right": 5.0}}         # of a step
+MINE = os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == "0" and socket.gethostname() in {hosts}
+if MINE and not TREE.is_dir():                    # /dev/shm is that of this host in this job: made before counters are looked for
+    TREE.mkdir(parents=True)
+    for name, text in (("name", "package-0"), ("max_energy_range_uj", 262143328850), ("energy_uj", f"{{0:020}}")):
+        (TREE / name).write_text(f"{{text}}\\n")
+
+
+def net(inputs, hidden, outputs):
+    return models.mlp(inputs, hidden, outputs)
+
+
+class Meter(Observer):
+    """Each host has a counter of its own, which its first rank moves after each step."""
+
+    def after_step(self, step, fields, seconds):
+        if MINE:
+            file = os.open(TREE / "energy_uj", os.O_RDWR)
+            joules = int(os.pread(file, 32, 0)) + int(1e6 * JOULES[socket.gethostname()])
+            os.pwrite(file, f"{{joules:020}}\\n".encode(), 0)
+            os.close(file)
+'''
+
+
+@pytest.mark.parametrize(("on", "joules"), [(("left", "right"), 7.0), (("left",), 2.0)])
+def test_joules_of_both_hosts_are_added_up_and_one_without_a_counter_is_named(hosts: Hosts, tmp_path: Path, on: tuple[str, ...],
+                                                                              joules: float) -> None:
+    (tmp_path / "meter.py").write_text(METER.format(hosts=on))
+    result = ok(hosts.mpirun(4, "-m", "mpitrain", "train", *options("run"), "energy.source=auto", "energy.root=/dev/shm/powercap",
+                             f"run.folder={tmp_path}", "model.name=meter.py:net", "log.observers=['meter.py:Meter']",
+                             cwd=tmp_path, timeout=120))
+    energy = json.loads((tmp_path / "run/run.json").read_text())["energy"]
+    assert energy["joules"] == pytest.approx(STEPS * joules, abs=1e-3) and [host["ranks"] for host in energy["by_host"]] == [2, 2]
+    assert energy["at_least"] is (len(on) == 1) and energy["without"] == ["right"] * (len(on) == 1)
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["joules"] for line in lines if "split" not in line][1:] == pytest.approx([joules] * (STEPS - 1), abs=1e-3)
+    assert ("energy: at least" in result.out and "energy unknown on right" in result.out) is (len(on) == 1)

@@ -76,8 +76,9 @@ class Reader:
         self.known = self.seconds = 0.0
         self.samples = 0
         self._error: BaseException | None = None
-        self._lock, self._over = threading.Lock(), threading.Event()
+        self._lock, self._runs = threading.Lock(), threading.Lock()       # `_runs` is held until the thread is to end
         self._thread: threading.Thread | None = None
+        self._runs.acquire()
         self._began, self._base = clock(), 0.0
         self._before: tuple[float, Sequence[float]] | None = None      # joules and phase seconds of the last sample
 
@@ -109,8 +110,8 @@ class Reader:
 
     def stop(self) -> None:
         """Ends the thread and closes the counter; once."""
-        self._over.set()
         if self._thread is not None:
+            self._runs.release()
             self._thread.join()
             self._thread = None
         self.counter.close()
@@ -128,7 +129,7 @@ class Reader:
 
     def _run(self) -> None:
         due = self._clock()
-        while not self._over.wait(max(0.0, due - self._clock())):
+        while not self._runs.acquire(timeout=max(0.0, due - self._clock())):        # a lock wakes up in half the time of an Event
             try:
                 self.sample()
             except BaseException as error:                     # noqa: BLE001  raised in the run's own thread, at its next look

@@ -140,10 +140,10 @@ class Powercap:
         self.zones, self._clock = find_zones(root).added, clock
         self.microjoules = dict.fromkeys((zone.name for zone in self.zones), 0)        # since this object was made
         self._packages = {zone.name for zone in self.zones if PACKAGE.fullmatch(zone.name)}
+        self._paths = [zone.folder / "energy_uj" for zone in self.zones]
         self._files: list[int] = []
         self._last: list[int] = []
-        for zone in self.zones:
-            path = zone.folder / "energy_uj"
+        for path in self._paths:
             try:
                 self._files.append(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
                 self._last.append(number(os.pread(self._files[-1], DIGITS, 0), path))
@@ -161,11 +161,10 @@ class Powercap:
         now = self._clock()
         seconds, self._at = now - self._at, now
         for i, zone in enumerate(self.zones):
-            path = zone.folder / "energy_uj"
             try:
-                found = number(os.pread(self._files[i], DIGITS, 0), path)
+                found = number(os.pread(self._files[i], DIGITS, 0), self._paths[i])
             except OSError as error:
-                raise Lost(str(refusal(error, path))) from None
+                raise Lost(str(refusal(error, self._paths[i]))) from None
             except DataError as error:
                 raise Lost(str(error)) from None
             self.microjoules[zone.name] += used(found, self._last[i], zone, seconds)

@@ -41,6 +41,15 @@ def test_the_memory_of_a_node_is_that_of_its_arrays(tmp_path: Path) -> None:
     assert f"{measured['node_shared']:.3f} of replicated, measured" in out
 
 
+def test_what_measuring_energy_takes_of_a_step(tmp_path: Path) -> None:
+    """Few pairs, whose ratios mean nothing on a machine that others use; what the parts take is held against the bar."""
+    records, out = run(tmp_path, 2, "energy_cost.py", "--models", "mlp,gpt-nano", "--pairs", "2", "--seconds", "0.05")
+    assert [record["model"] for record in records] == ["mlp", "gpt-nano"] and out.count(" of a step") == 2
+    for record in records:
+        assert record["time"]["ratio"] > 0 and record["cpu"]["ratio"] > 0 and record["parts"]["spans"] >= 6
+        assert 0 < record["parts"]["share"] < 0.005
+
+
 def test_bytes_of_a_rank_are_those_of_the_formula(tmp_path: Path) -> None:
     records, out = run(tmp_path, 0, "sharding_bytes.py", "--ranks", "2", "8", "--width", "192", "--layers", "2")
     assert [record["kind"] for record in records[:4]] == ["none", "optimizer", "gradients", "parameters"] and len(records) == 16

@@ -83,8 +83,8 @@ class EnergyUse(Observer):
         estimates = self.config.source == "model" or (
             self.config.source == "auto" and self.config.busy_watts > 0 and not any(there for there, *_ in found))
         with guard.symmetric():
-            if not estimates:
-                self._refuse([why for _, why, _ in found if why], any(there for there, *_ in found))
+            if not estimates and not any(there for there, *_ in found):
+                self._refuse([why for _, why, _ in found if why])
         counter: Counter | None = opened.counter
         if estimates and self.first:
             counter = estimated(self.asked, pids)
@@ -104,12 +104,12 @@ class EnergyUse(Observer):
         if any(self._everyone_has):
             notes.append(f"energy is {self.source}, read every {self.config.period_ms:g} ms")
 
-    def _refuse(self, errors: Sequence[Mapping[str, str]], any_host: bool) -> None:
-        """Raises the first error of a host where the user has named what is not there: a source, or a folder."""
-        named = self.config.source in ("powercap", "nvml") and not any_host
+    def _refuse(self, errors: Sequence[Mapping[str, str]]) -> None:
+        """Raises the first error of a host where the user has named what is on no host: a source, or a folder."""
         for error in errors:
-            if named or (self.config.root != EnergyConfig.root and error["kind"] == "no folder"):
-                raise made(error)
+            if self.config.source in ("powercap", "nvml") or \
+                    (self.config.root != EnergyConfig.root and error["kind"] == "no folder"):
+                raise made(error, self.config.source)
 
     def _phases(self, lag: float = 0.0) -> list[float] | None:
         return seconds_of_all(self.words, lag=lag)
@@ -214,12 +214,12 @@ def told(error: MpitrainError | None) -> dict[str, str] | None:
             "text": f"{error.message}{f' ({file})' if file else ''}"}
 
 
-def made(error: Mapping[str, str]) -> MpitrainError:
-    """The error that another rank has `told`."""
+def made(error: Mapping[str, str], source: str) -> MpitrainError:
+    """The error that another rank has `told`, with what to change."""
     from mpitrain import errors
-    found: MpitrainError = getattr(errors, error["name"])(
-        f'energy: {error["message"]}; set energy.source = "auto" for a run that goes on without, or "model" for an estimate',
-        file=error["file"] or None)
+    change = "leave energy.root out, or name the folder that has zones such as intel-rapl:0" if source == "auto" else \
+        'set energy.source = "auto" for a run that goes on without, or "model" for an estimate'
+    found: MpitrainError = getattr(errors, error["name"])(f"energy: {error['message']}; {change}", file=error["file"] or None)
     return found
 
 
