@@ -25,7 +25,7 @@ from mpitrain.placement.stages import Stage as PlacedStage
 from mpitrain.plan.planner.candidates import Candidate
 from mpitrain.plan.planner.compute import Blocks
 from mpitrain.plan.planner.problem import Problem
-from mpitrain.plan.planner.traffic import BlockTraffic
+from mpitrain.plan.planner.traffic import BlockTraffic, sized
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.step_simulate import Bucket, Collective, Stage, StepTime, Work, simulate_step
 
@@ -124,17 +124,8 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
     return Stage(
         sum(blocks.forward[first:stop]), backward / 2 + sum(blocks.forward[b] for b in again), backward / 2,
         heard[stop - 1].nbytes * size if stop < problem.n_blocks else 0.0,
-        _sized(of_forward, size), _sized(of_backward, size), (*_sized(ring, size), *gathered),
-        (*_sized(ring_back, size), *gathered, *every), tuple(buckets))
-
-
-def _sized(collectives: Sequence[Collective], factor: float) -> tuple[Collective, ...]:
-    """Of so many rows; equal ones are one, counted."""
-    found: dict[tuple[str, tuple[str, ...], float], float] = {}
-    for one in collectives:
-        key = one.operation, one.axes, one.nbytes * factor
-        found[key] = found.get(key, 0.0) + one.count
-    return tuple(Collective(*key, count) for key, count in found.items())
+        sized(of_forward, size), sized(of_backward, size), (*sized(ring, size), *gathered),
+        (*sized(ring_back, size), *gathered, *every), tuple(buckets))
 
 
 def width_factor(problem: Problem) -> float:
