@@ -12,6 +12,7 @@ from launch import mpirun
 
 from mpitrain.backend import keep_freed_memory
 from mpitrain.config import load_config
+from mpitrain.config.sections import STATES
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError, MeshError, MissingError, MpitrainError, UsageError
 from mpitrain.machines.machine import load_machine
@@ -22,7 +23,7 @@ from mpitrain.plan.planner.bound import near, rough
 from mpitrain.plan.planner.candidates import Candidate, Cuts, candidate_of
 from mpitrain.plan.planner.command import plan_lines
 from mpitrain.plan.planner.problem import Problem
-from mpitrain.plan.planner.result import figures
+from mpitrain.plan.planner.result import PARTS, figures
 from mpitrain.plan.planner.search import Plan, all_of, best_first
 from mpitrain.plan.planner.shortage import frugal
 from mpitrain.plan.planner.work import step_time, work_of
@@ -82,8 +83,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "gpt.toml").write_text(GPT)
     (found / "made-up.toml").write_text(MACHINE % ("busy_watts = 20.0\nidle_watts = 5.0", 1e-8))
     (found / "slow.toml").write_text(MACHINE % ("", 1e-6))
-    (found / "mlp.toml").write_text('[model]\nname = "mlp"\ninputs = 64\nhidden = [48, 32]\noutputs = 10\n[data]\npath = "digits"\n'
-                                    '[train]\nsteps = 4\nbatch_size = 24\n')
+    (found / "mlp.toml").write_text('[model]\nname = "mlp"\ninputs = 64\nhidden = [48, 32]\noutputs = 10\n'
+                                    '[data]\npath = "digits"\n[train]\nsteps = 4\nbatch_size = 24\n')
     return found
 
 
@@ -108,7 +109,7 @@ def test_memory_of_a_plan_is_that_of_inspect(folder: Path, gpt: Problem, plans: 
     inputs = open_data(gpt.written)
     for ranks, found in plans.items():
         others = [c for c in every(gpt, ranks)[::37] if gpt.accepts(c)]
-        assert len({c.cuts for c in others}) > 3 and {c.sharding for c in others} == {"none", "optimizer", "gradients", "parameters"}
+        assert len({c.cuts for c in others}) > 3 and {c.sharding for c in others} == {*STATES}
         for c, forecast in [*((plan.candidate, plan.forecast) for plan in found), *((c, gpt.forecast(c)) for c in others)]:
             config = with_sizes(load_config(folder / "gpt.toml", c.overrides(gpt.written)), inputs)
             keep_freed_memory()
@@ -156,7 +157,7 @@ def test_no_step_is_below_its_bounds_and_parts_add_up(folder: Path, machine: str
     for c in every(problem, 8)[::5]:
         step = step_time(problem, c)
         assert rough(problem, c) <= near(problem, c) * (1 + 1e-9) <= step.total * (1 + 2e-9), c
-        assert step.compute + step.bubble + step.tensor + step.exposed + step.update + step.stragglers == pytest.approx(step.total)
+        assert sum(getattr(step, part) for part in PARTS) == pytest.approx(step.total)
 
 
 def test_few_candidates_of_many_are_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,7 +306,8 @@ def test_a_wrong_machine_file_is_one_line(folder: Path, tmp_path: Path, old: str
 
 def test_a_batch_smaller_than_the_data_parallel_ranks_is_refused(folder: Path) -> None:
     (folder / "one.py").write_text("from mpitrain import nn\n\ndef model():\n    return nn.Linear(64, 10)\n")
-    (folder / "one.toml").write_text('[model]\nname = "one.py:model"\n[data]\npath = "digits"\n[train]\nsteps = 2\nbatch_size = 8\n')
+    (folder / "one.toml").write_text('[model]\nname = "one.py:model"\n[data]\npath = "digits"\n'
+                                     '[train]\nsteps = 2\nbatch_size = 8\n')
     with pytest.raises(MeshError, match=r"train.batch_size = 8 is smaller than the data-parallel ranks: .* has 16 or more"):
         list(plan_lines(folder / "one.toml", [], ranks="16", machine=str(folder / "made-up.toml")))
 
