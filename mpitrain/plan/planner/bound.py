@@ -57,7 +57,7 @@ def near(problem: Problem, c: Candidate) -> float:
 
 def _bound(problem: Problem, c: Candidate, least: Least) -> float:
     exchange: float = problem.once(("exchange", c.cuts, c.chunks, c.dp, c.sharding), lambda: _exchange(problem, c))
-    shown = max(exchange - least.last, (1 - problem.machine.overlap) * exchange)      # what it adds if it begins with that backward
+    shown = max(exchange - least.last, (1 - problem.machine.overlap) * exchange)  # if it begins with that backward
     return least.pipeline + shown + least.update / (c.replicas if c.sharding != "none" else 1)
 
 
