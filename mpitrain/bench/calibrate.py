@@ -25,7 +25,8 @@ import numpy as np
 
 from mpitrain.bench.allreduce import MESSAGES
 from mpitrain.bench.calibrate_busy import contention, operation_seconds, rates, spread, stream, together, when_busy
-from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, by_shared_memory, empty_step, messages, nodes_of, on_some
+from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, hidden_share, messages, nodes_of, on_some
+from mpitrain.bench.calibrate_shared import by_shared_memory, layer_sums
 from mpitrain.bench.energy import Energy
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time
@@ -51,26 +52,28 @@ def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile
     for row in products:
         report.line(f"product {'x'.join(map(str, row['shape'])):<14}{row['alone'] / 1e9:>8.1f} GFLOP/s alone,"
                     f"{row['all'] / 1e9:>7.1f} with all ranks at work")
-    busy = on_some(world, node, contention)
+    busy = contention(world, nodes)
     for kind in ("products", "memory", "training"):
-        report.line(f"{kind} with 1 to {len(node)} ranks at work: times as long as alone: " +
+        report.line(f"{kind} with 1 to {len(node)} ranks of a node at work: times as long as alone: " +
                     ", ".join(f"{factor:.2f}" for factor in busy[kind]))
     by_ranks = {str(n): on_some(world, node[:n], exchange_of) for n in range(1, len(node) + 1)}
     for n, found in by_ranks.items():
         report.line(exchange_line(n, found))
-    between = on_some(world, [ranks[0] for ranks in nodes], lambda part: costs_of(all_reduces(part, MESSAGES))) \
-        if len(nodes) > 1 else None
+    between = on_some(world, [ranks[0] for ranks in nodes], between_nodes) if len(nodes) > 1 else None
     if between is not None:
-        report.line(f"between {len(nodes)} nodes: alpha {in_time(between['alpha'])}, beta {between['beta'] * 1e9:.3f} ns/B")
+        report.line(f"between {len(nodes)} nodes: alpha {in_time(between['alpha'])}, beta {between['beta'] * 1e9:.3f} ns/B; "
+                    f"{between['overlap']:.0%} of an exchange hides behind work")
     machine = MachineFile(
         name=name, levels=levels_of(by_ranks, between, len(node), len(nodes)), flops=peaks,
         efficiency=min(1.0, statistics.median(row["alone"] for row in products) / peaks["float32"]),
-        memory_bandwidth=busy["memory_bytes_s"][0], memory_bytes=memory_of_host() / len(node),
+        memory_bandwidth=busy["memory_bytes_s"], memory_bytes=memory_of_host() / len(node),
         collective_s=by_ranks[str(len(node))].get("collective_s", 0.0), message_s=by_ranks[str(len(node))].get("message_s", 0.0),
-        reader_bytes_s=on_some(world, [0], lambda _: read_rate()), cores=cores, overlap=0.0,
+        reader_bytes_s=on_some(world, [0], lambda _: read_rate()), cores=cores,
+        overlap=between["overlap"] if between is not None else 0.0,
         spread=on_some(world, node, lambda part: spread(part, min(len(node), cores))),
         measured={"fingerprint": fingerprint(), "ranks": world.size, "nodes": len(nodes), "cores": cores,
-                  "operation_s": operation_seconds(world), "products": products, "contention": busy, "by_ranks": by_ranks},
+                  "operation_s": operation_seconds(world), "products": products, "contention": busy, "by_ranks": by_ranks,
+                  **({} if between is None else {"between": between})},
         sources=dict.fromkeys(("flops", "efficiency", "memory_bandwidth", "levels", "collective_s", "message_s", "reader_bytes_s",
                                "spread"), f"measured by bench fit on {cpu_name()}, {world.size} ranks, {datetime.date.today()}"))
     idle, at_work = watts(world, node)
@@ -93,9 +96,15 @@ def exchange_of(world: World) -> dict[str, Any]:
     found[MESSAGES] = costs_of(all_reduces(world, MESSAGES))
     found[SHARED] = costs_of(shared) if shared is not None else found[MESSAGES]
     found["collective_s"], found["turns"] = by_shared_memory(world)
+    found["layers"] = layer_sums(world)
     if world.size == 2:
         found["stage_messages"] = messages(world)
     return found
+
+
+def between_nodes(world: World) -> dict[str, Any]:
+    """What exchange costs between one rank of each node. Collective."""
+    return {**costs_of(all_reduces(world, MESSAGES, link=True)), "overlap": hidden_share(world), "step_s": empty_step(world)}
 
 
 def costs_of(costs: Costs | None) -> dict[str, Any]:
@@ -112,8 +121,8 @@ def exchange_line(n: str, found: dict[str, Any]) -> str:
 def levels_of(by_ranks: dict[str, Any], between: dict[str, Any] | None, in_node: int, nodes: int) -> tuple[Level, ...]:
     """The levels as most ranks that were measured have them."""
     found = []
-    if in_node > 1:
-        inside = by_ranks[str(in_node)]["shared"]
+    if in_node > 1 or nodes > 1:
+        inside = by_ranks[str(in_node)].get(SHARED, {"alpha": 0.0, "beta": 0.0, "gamma": 0.0})
         found.append(Level(NODE, in_node if nodes > 1 else 0, inside["alpha"], inside["beta"], inside["gamma"]))
     if between is not None:
         found.append(Level(NETWORK, 0, between["alpha"], between["beta"], between["gamma"], in_node))
@@ -145,12 +154,12 @@ def read_rate() -> float:
 def watts(world: World, node: list[int]) -> tuple[float, float]:
     """Watts of a rank's share of the packages of the first node, asleep and at work; nothing where nobody counts. Collective."""
     energy, found = Energy() if world.rank == 0 else None, [0.0, 0.0]
-    for place, busy in enumerate((0, len(node))):
+    for place, working in enumerate((False, world.rank in node)):
         if energy is not None:
             energy.joules()
         began = time.perf_counter()
-        if busy:
-            when_busy(world, busy, stream(), WATCHED)
+        if place:
+            when_busy(world, working, stream(), WATCHED)
         else:
             time.sleep(WATCHED)
             together(world)

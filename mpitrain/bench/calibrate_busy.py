@@ -12,7 +12,7 @@ cost each other (caches, memory, the clock of the cores), and not whose turn it 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,13 +30,13 @@ BLOCK = (6, 64, 128, 4)           # batch, length, width, heads of the transform
 SMALL = 8                         # elements of an operation that is all interpreter
 
 
-def when_busy(world: World, busy: int, run: Callable[[], Any], window: float = WINDOW) -> float:
-    """Processor seconds of a call of `run` on the slowest of the first `busy` ranks, while these are at work. Collective."""
+def when_busy(world: World, working: bool, run: Callable[[], Any], window: float = WINDOW) -> float:
+    """Processor seconds of a call of `run` on the slowest of the ranks that are `working`, all at once. Collective."""
     seconds = np.zeros(1)
-    if world.rank < busy:
+    if working:
         run()
     together(world)
-    if world.rank < busy:
+    if working:
         calls, began, spent = 0, time.perf_counter(), time.thread_time()
         while time.perf_counter() - began < window or not calls:
             run()
@@ -68,8 +68,9 @@ def stream() -> Callable[[], Any]:
     return lambda: np.add(a, b, out=c)
 
 
-def block() -> Callable[[], Any]:
-    """Forward and backward of a transformer's block, as training runs them: products, passes over memory, and Python."""
+def block(progress: Callable[[], None] | None = None) -> Callable[[], Any]:
+    """Forward and backward of a transformer's block, as training runs them: products, passes over memory, and Python; `progress`
+    is called between the operations of backward, where training moves its messages."""
     batch, length, width, heads = BLOCK
     model = nn.Sequential(("norm", nn.LayerNorm(width)), ("attention", nn.MultiHeadAttention(width, heads, causal=True)),
                           ("wide", nn.Linear(width, 4 * width, activation="gelu")), ("narrow", nn.Linear(4 * width, width)))
@@ -82,7 +83,7 @@ def block() -> Callable[[], Any]:
             parameter.grad = None
         with random.use(random.Scope(0, 0, rows)):
             y = model(Tensor(x))
-        run_backward(y, x)
+        run_backward(y, x, progress=progress)
     return run
 
 
@@ -92,17 +93,18 @@ def operation() -> Callable[[], Any]:
     return lambda: x + y
 
 
-def contention(world: World, window: float = WINDOW) -> dict[str, Any]:
-    """For 1, 2, ... all ranks at work, how many times the processor time alone a product, a pass over memory and training code
-    take, turns apart; and the bytes a second of a pass. Collective."""
-    counts = list(range(1, world.size + 1))
+def contention(world: World, nodes: Sequence[Sequence[int]], window: float = WINDOW) -> dict[str, Any]:
+    """For 1, 2, ... ranks of each node at work, how many times the processor time of one rank alone a product, a pass over memory
+    and training code take, turns apart; and the bytes a second of a pass. Collective."""
+    place = next(ranks.index(world.rank) for ranks in nodes if world.rank in ranks)
+    counts = list(range(1, len(nodes[0]) + 1))
     found: dict[str, Any] = {"ranks": counts}
-    runs = {"products": product(SHAPES[1]), "memory": stream(), "training": block()}
-    for name, run in runs.items():
-        seconds = [when_busy(world, busy, run, window) for busy in counts]
-        found[name] = [one / seconds[0] for one in seconds]
+    for name, run in {"products": product(SHAPES[1]), "memory": stream(), "training": block()}.items():
+        alone = when_busy(world, world.rank == 0, run, window)
+        seconds = [alone if len(nodes) == 1 and busy == 1 else when_busy(world, place < busy, run, window) for busy in counts]
+        found[name] = [one / alone for one in seconds]
         if name == "memory":
-            found["memory_bytes_s"] = [3 * STREAM / one for one in seconds]
+            found["memory_bytes_s"] = 3 * STREAM / alone
     return found
 
 
@@ -111,14 +113,14 @@ def rates(world: World, window: float = WINDOW) -> list[dict[str, Any]]:
     rows = []
     for shape in SHAPES:
         run, flops = product(shape), 2.0 * shape[0] * shape[1] * shape[2]
-        alone, everyone = (flops / when_busy(world, busy, run, window / 2) for busy in (1, world.size))
+        alone, everyone = (flops / when_busy(world, working, run, window / 2) for working in (world.rank == 0, True))
         rows.append({"shape": list(shape), "alone": alone, "all": everyone})
     return rows
 
 
 def operation_seconds(world: World) -> float:
     """Seconds of the interpreter for one operation of a model."""
-    return when_busy(world, 1, operation(), WINDOW / 3)
+    return when_busy(world, world.rank == 0, operation(), WINDOW / 3)
 
 
 def spread(world: World, busy: int, steps: int = 40) -> float:

@@ -1,6 +1,6 @@
 """What ranks exchange costs, for each number of ranks: within a node by shared memory and by messages, between nodes by messages.
 
-    ranks 0 1          all-reduces of 8 B to 4 MiB by both ways, messages to and fro, steps with next to nothing to compute
+    ranks 0 1          all-reduces of 8 B to 8 MiB by both ways, messages to and fro, steps with next to nothing to compute
     ranks 0 1 2        the same
     one rank a node    all-reduces by messages                         where there are several nodes
 
@@ -32,8 +32,6 @@ from mpitrain.comm.job.start import World
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.link import Link
 from mpitrain.comm.messages.progress import Progress
-from mpitrain.comm.shared.channel import SharedChannel
-from mpitrain.comm.shared.node import Node
 from mpitrain.models import mlp
 from mpitrain.nn import LOSSES
 from mpitrain.optim import AdamW
@@ -45,11 +43,11 @@ from mpitrain.schedules.level_times import ITEM
 from mpitrain.schedules.simulate import Machine, finish_times
 from mpitrain.train.observers import Observer
 
-SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20)
+SIZES = (8, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20)
 SHARED = "shared"
-TURNS, PROBES, STEPS = 12, 40, 160
+TURNS, PROBES, STEPS = 12, 40, 160                            # of sums, of messages, of steps
 SENT = (8, 4 << 10, 64 << 10, 1 << 20)                        # bytes of messages between stages
-WORK, REPEATS = 0.025, 25                                     # seconds of computing between two barriers, and how often
+HIDDEN = 2 << 20                                              # bytes of an exchange that is to hide behind work
 TINY = (8, 8, 2, 4)                                           # inputs, hidden, outputs and rows of a model that computes nothing
 
 
@@ -80,8 +78,9 @@ def nodes_of(world: World) -> list[list[int]]:
     return [[rank for rank, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
 
 
-def all_reduces(world: World, way: str, sizes: Sequence[int] = SIZES, turns: int = TURNS) -> Costs | None:
-    """The costs of all-reduces by shared memory or by messages; None where memory cannot be shared. Collective."""
+def all_reduces(world: World, way: str, *, link: bool = False, sizes: Sequence[int] = SIZES, turns: int = TURNS) -> Costs | None:
+    """The costs of all-reduces by shared memory or by messages; None where memory cannot be shared. Over a `link` medians count:
+    that its directions take turns now and then (see benchmarks/two_hosts.py) is its own affair. Collective."""
     try:
         side = Side(way, contender(way, world), world, sizes)
     except Unavailable:
@@ -90,7 +89,7 @@ def all_reduces(world: World, way: str, sizes: Sequence[int] = SIZES, turns: int
     for size in sizes:
         inputs = Inputs(max(1, size // ITEM), "float32", world.size)
         times = [side.turn(inputs, number) for number in range(turns + 1)]
-        points.append([float(size), quartiles(times[1:])[0]])
+        points.append([float(size), statistics.median(times[1:]) if link else quartiles(times[1:])[0]])
     side.close()
     return costs(world.size, points)
 
@@ -108,51 +107,32 @@ def costs(n: int, points: Sequence[Sequence[float]]) -> Costs:
     return Costs(alpha, beta, 0.0, [list(point) for point in points])
 
 
-def by_shared_memory(world: World) -> tuple[float, float]:
-    """Of ranks that share memory: (the interpreter's seconds of a collective, how many times longer equal work takes on all of
-    them than its processor time). Collective.
+def hidden_share(world: World) -> float:
+    """The share of an exchange by messages that goes on while the rank computes: 1 where others move the bytes, 0 where its own
+    core does. Collective.
 
-    The interpreter's seconds are those of a small all-reduce which is started and waited for, as a bucket of gradients is, over
-    one that is run in one call. More ranks than cores take turns, in the way of this host's scheduler: each rank computes for
-    about as long as a step of training, and sleeps in an all-reduce until the last one is there.
+    An all-reduce is started, work that takes about as long follows, as backward has it, and the all-reduce is waited for:
+    (exchange alone + work alone - both) / the shorter of the two alone.
     """
-    channel_of_messages = Channel(world.comm.Dup(), "calibrate")
-    comm: Any = channel_of_messages.comm
-    node = Node(comm, channel_of_messages.progress)
-    channel = SharedChannel(channel_of_messages, node)
-    array, clock = channel.allocate(8).view(np.float64), Clock(world)
-    prepared = channel.prepare(array, "probe")
+    progress, clock = Progress(), Clock(world)
+    channel = Channel(world.comm.Dup(), "calibrate", progress=progress)
+    array, run = np.zeros(HIDDEN // ITEM, np.float32), block(progress.progress)
 
-    def often(run: Callable[[], Any]) -> None:
-        for _ in range(PROBES):
-            run()
-    both = [[clock.time(partial(often, run)) / PROBES for _ in range(TURNS)]
-            for run in (prepared.run, lambda: prepared.start().wait())]
-    alone, apart = (quartiles(times)[0] for times in both)
-    longer = in_turns(world, prepared.run)
-    channel.close()
-    node.close()
-    return max(0.0, apart - alone), longer
-
-
-def in_turns(world: World, barrier: Callable[[], Any]) -> float:
-    """How many times its processor time the same work takes, until `barrier` says that all ranks have done it."""
-    run = block()
-    run()
-    spent = time.thread_time()
-    run()
-    calls, ratios = max(1, round(WORK / (time.thread_time() - spent))), []
-    calls = world.comm.bcast(calls, root=0)
-    for _ in range(REPEATS):
-        barrier()
-        began, spent = time.perf_counter(), time.thread_time()
+    def work(calls: int) -> None:
         for _ in range(calls):
             run()
-        spent = time.thread_time() - spent
-        barrier()
-        ratios.append((time.perf_counter() - began) / spent)
-    everyone = world.comm.allgather(statistics.median(ratios))
-    return float(max(1.0, statistics.median(everyone)))
+
+    def both(calls: int) -> None:
+        exchange = channel.start_allreduce(array, "probe")
+        work(calls)
+        exchange.wait()
+    work(1)
+    both(0)
+    calls = max(1, round(clock.time(lambda: both(0)) / clock.time(lambda: work(1))))
+    times = [[clock.time(partial(action, calls)) for action in (work, lambda _: both(0), both)] for _ in range(TURNS)]
+    computing, exchanging, together_s = (statistics.median(column) for column in zip(*times))
+    channel.close()
+    return float(min(1.0, max(0.0, (computing + exchanging - together_s) / min(computing, exchanging))))
 
 
 def messages(world: World) -> list[list[float]]:

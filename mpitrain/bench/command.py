@@ -29,12 +29,19 @@ def run(verb: str, *, json: Path | None, **flags: Any) -> int:
         measure = check(**flags)
     world = start()
     channel, report = Channel(world.comm.Dup(), "bench"), Report(world.rank, json)
-    if alone or world.size > 1:
-        measure(channel, world, report)
-    else:
-        report.line("one rank has nothing to exchange; start two or more: mpirun -n 2 python -m mpitrain bench ...")
+    (measure if alone else several(measure))(channel, world, report)
     channel.close()
     return 0
+
+
+def several(measure: Measurement) -> Measurement:
+    """A measurement that needs two ranks; one is told so."""
+    def of_several(channel: Channel, world: World, report: Report) -> None:
+        if world.size > 1:
+            measure(channel, world, report)
+        else:
+            report.line("one rank has nothing to exchange; start two or more: mpirun -n 2 python -m mpitrain bench ...")
+    return of_several
 
 
 def as_in_training(channel: Channel) -> list[Place]:
@@ -66,13 +73,16 @@ def fit(*, sizes: str | None, pairs: int, out: Path | None, name: str | None) ->
     if out is None:
         if name is not None:
             raise UsageError("--name is that of the machine in a file; give --out FILE, too")
-        return partial(bench_fit, sizes=size_list, turns=pairs)
+        return several(partial(bench_fit, sizes=size_list, turns=pairs))
     if out.suffix != ".toml" or out.is_dir() or not out.parent.is_dir():
         raise UsageError(f"--out takes a file to write that ends in .toml, in a folder that is there; found {out}")
 
     def measure(channel: Channel, world: World, report: Report) -> None:
         from mpitrain.bench.calibrate import calibrate
         from mpitrain.train.machine import threads
+        if world.size == 1:
+            raise UsageError("--out measures exchange, too: start two or more ranks, as many as plans are to be made for, such "
+                             "as mpirun -n 4 python -m mpitrain bench fit --out here.toml")
         as_in_training(channel)
         threads.pin(1)
         calibrate(world, report, out, name or out.stem)
@@ -163,5 +173,5 @@ def compress(*, compressors: str, elements: int, repeats: int) -> Measurement:
 
 # Each verb, and whether one rank alone has something to measure.
 VERBS: dict[str, tuple[Callable[..., Measurement], bool]] = {
-    "allreduce": (allreduce, False), "fit": (fit, False), "exchange": (exchange, False), "train": (train, True),
+    "allreduce": (allreduce, False), "fit": (fit, True), "exchange": (exchange, False), "train": (train, True),
     "memory": (memory, True), "models": (models, True), "pipeline": (pipeline, False), "compress": (compress, True)}

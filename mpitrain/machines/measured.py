@@ -10,11 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from math import log
 from typing import Any
 
 from mpitrain.machines.machine import MachineFile
+from mpitrain.schedules.level_times import Level
 
 CPUINFO = "/proc/cpuinfo"
 KEYS = ("model name", "flags", "cache size", "CPU part", "Features")
@@ -38,22 +41,60 @@ def is_here(machine: MachineFile) -> bool:
     return machine.measured.get("fingerprint") == fingerprint()
 
 
+@dataclass(frozen=True)
+class MeasuredLevel(Level):
+    """A level at which all-reduces of `measured` ranks have been timed: (bytes, seconds), from small to large."""
+
+    measured: int = 0
+    points: tuple[tuple[float, float], ...] = ()
+
+    def all_reduce(self, n: int, nbytes: float) -> float | None:
+        return on_curve(self.points, nbytes) if n == self.measured else None
+
+
+def on_curve(points: Sequence[Sequence[float]], nbytes: float) -> float:
+    """Seconds on the line between the two (bytes, seconds) next to `nbytes`, in logarithms; in proportion beyond the largest."""
+    after = bisect_left(points, nbytes, key=lambda point: point[0])
+    if after == len(points):
+        return points[-1][1] * nbytes / points[-1][0]
+    if after == 0:
+        return points[0][1]
+    (left, before), (right, then) = points[after - 1], points[after]
+    return float(before * (then / before) ** (log(nbytes / left) / log(right / left)))
+
+
+def layer_seconds(machine: MachineFile, ranks: int, group: int, nbytes: float) -> float | None:
+    """Seconds of a sum of a layer over `group` ranks of one host, where `ranks` are at work; None where nobody measured it."""
+    table = machine.measured.get("by_ranks", {})
+    points = table.get(str(ranks), {}).get("layers", {}).get(str(group))
+    return on_curve(points, nbytes) if points else None
+
+
+def measured_level(level: Level, costs: Mapping[str, Any], n: int) -> MeasuredLevel:
+    """A level with the costs that n ranks of it were measured to have."""
+    return MeasuredLevel(level.name, level.ranks, costs["alpha"], costs["beta"], costs["gamma"], level.sharing, n,
+                         tuple((size, seconds) for size, seconds in costs["points"]))
+
+
 def at_ranks(machine: MachineFile, ranks: int, *, by_messages: bool = False) -> MachineFile:
-    """The machine as `ranks` ranks of one host find it: its innermost level, Python's seconds and the cores that they have are
-    those of so many ranks.
+    """The machine as `ranks` ranks find it: each level, Python's seconds and the cores that ranks of a host have are those of so
+    many ranks.
 
     `by_messages`: ranks of a node send each other messages instead of sharing memory. A machine that nobody measured is the same
     for any number.
     """
-    table = machine.measured.get("by_ranks")
-    inside = min(ranks, machine.levels[0].ranks or ranks) if machine.levels else 1
-    if not table or inside < 2:
+    table, between = machine.measured.get("by_ranks"), machine.measured.get("between")
+    if not table:
         return machine
-    found = table[nearest_count(inside, [int(n) for n in table if int(n) > 1])]
-    way = found["messages" if by_messages else "shared"]
-    level = replace(machine.levels[0], alpha=way["alpha"], beta=way["beta"], gamma=way["gamma"])
-    return replace(machine, levels=(level, *machine.levels[1:]), collective_s=found["collective_s"],
-                   message_s=message_seconds(machine, level.alpha), cores=inside / turns(machine, inside))
+    inside, levels = min(ranks, machine.levels[0].ranks or ranks), list(machine.levels)
+    if between is not None:
+        levels[-1] = measured_level(levels[-1], between, machine.measured["nodes"])
+    if inside > 1:
+        key = nearest_count(inside, [int(n) for n in table if int(n) > 1])
+        found = table[key]
+        levels[0] = measured_level(levels[0], found["messages" if by_messages else "shared"], int(key))
+        machine = replace(machine, collective_s=found["collective_s"], message_s=message_seconds(machine, levels[0].alpha))
+    return replace(machine, levels=tuple(levels), cores=inside / turns(machine, inside))
 
 
 def nearest_count(ranks: int, counts: Sequence[int]) -> str:
@@ -70,6 +111,8 @@ def message_seconds(machine: MachineFile, alpha: float) -> float:
 def step_seconds(machine: MachineFile, ranks: int) -> float:
     """Seconds of a step of so many ranks that computes next to nothing: its loop, data and small collectives; 0 where unknown."""
     table: Mapping[str, Any] = machine.measured.get("by_ranks", {})
+    if "between" in machine.measured and ranks > (machine.levels[0].ranks or ranks):
+        return float(machine.measured["between"]["step_s"])
     return float(table[nearest_count(ranks, [int(n) for n in table])]["step_s"]) if table else 0.0
 
 

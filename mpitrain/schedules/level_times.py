@@ -50,6 +50,10 @@ class Level:
     gamma: float
     sharing: int = 1
 
+    def all_reduce(self, n: int, nbytes: float) -> float | None:
+        """Seconds of an all-reduce of n ranks at this level, where somebody has measured it."""
+        return None
+
 
 class Way(NamedTuple):
     """The longest way through a collective: messages one after the other, and the shares of the data that are sent and added."""
@@ -144,6 +148,8 @@ def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Se
         return all_to_all_seconds(n, nbytes, met)
     if len(met) == 1 or algorithm not in ("auto", "hierarchical"):
         count, level = met[-1]
+        if operation == "all_reduce" and algorithm == "auto" and (known := level.all_reduce(n, nbytes)) is not None:
+            return known
         together = max(1.0, level.sharing * count / n)        # of the ranks behind one link, those of one group send once
         return flat_seconds(named(operation, algorithm, n, nbytes), n, nbytes, machine_of(level, together))
     seconds, part = 0.0, nbytes

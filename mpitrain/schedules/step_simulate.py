@@ -107,10 +107,11 @@ class Work:
 class StepTime:
     """Seconds of a step and its parts, whose sum they are; those of the stage that has most to do.
 
-    compute       forward and backward of its micro-batches           update      of the optimizer
+    compute       forward and backward of its micro-batches, and its own part in moving gradients meanwhile
+    update        of the optimizer
     tensor        collectives of its layers, and gathers that compute does not hide
     bubble        it waits for other stages, for messages between them, and for a core that they share
-    exposed       exchange of gradients (and of parameters) that compute does not hide
+    exposed       exchange of gradients after the last backward, and of parameters that compute does not hide
     stragglers    the slowest of all ranks beyond the mean one
     """
 
@@ -143,10 +144,13 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str | Schedule,
     compute, tensor = max(((n_micro * turns * sum(stage.compute for stage in work.stages[s::pp]),
                             n_micro * sum(map(sum, extras[s::pp]))) for s in range(pp)), key=sum)
     ends = [side.exchange(work.stages[s::pp], times, s, pp) for s in range(pp)]
-    exposed = max(0.0, max(ends) - times.total) + side.seconds(work.after)
+    computed = max(times.total, *(stop for stop, _ in ends))
+    exposed = max(0.0, max(end for _, end in ends) - computed) + side.seconds(work.after)
     ranks = prod(mesh.get(axis, 1) for axis in AXES)
     stragglers = (compute + work.update) * (straggler_factor(ranks, machine.spread) - 1)
-    return StepTime(times.total + exposed + work.update + stragglers, compute, times.total - compute - tensor, tensor, exposed,
+    bubble = times.total - compute - tensor
+    compute += computed - times.total                         # its own core moved messages meanwhile
+    return StepTime(computed + exposed + work.update + stragglers, compute, bubble, tensor, exposed,
                     work.update, stragglers)
 
 
@@ -188,19 +192,31 @@ class _Side:
         n, stride = group(self.lengths, ("pp",))
         return message_seconds(n, stride, nbytes, self.machine.levels)
 
-    def exchange(self, stages: Sequence[Stage], times: PipelineTimes, place: int, pp: int) -> float:
-        """When pipeline stage `place` has exchanged its gradients: bucket after bucket, as they get ready."""
+    def exchange(self, stages: Sequence[Stage], times: PipelineTimes, place: int, pp: int) -> tuple[float, float]:
+        """When pipeline stage `place` has computed, and when it has exchanged its gradients: bucket after bucket, as they get
+        ready. While one is on its way the stage computes at the speed `overlap`: its own core moves the rest, and at 0 might as
+        well do so afterwards."""
         ready = []
         for chunk, stage in enumerate(stages):
             begins, ends = times.last[chunk * pp + place]
-            ready += [(begins + bucket.ready * (ends - begins), bucket) for bucket in stage.buckets]
-        free, own = 0.0, 0.0
+            ready += [(begins + bucket.ready * (ends - begins) if self.machine.overlap else times.stops[place], bucket)
+                      for bucket in stage.buckets]
+        now, computed, free = 0.0, 0.0, 0.0
         for at, bucket in sorted(ready, key=lambda pair: pair[0]):
             lasts = self.one(bucket.operation, bucket.axes, bucket.nbytes, bucket.seconds)
             if lasts:
-                free = max(free, at) + lasts
-                own += self.machine.collective_s + (1 - self.machine.overlap) * lasts
-        return max(free, times.stops[place] + own)
+                now = computed_at(now, at - computed, free, self.machine.overlap) + self.machine.collective_s
+                computed, free = at, max(free, now) + lasts
+        now = computed_at(now, times.stops[place] - computed, free, self.machine.overlap)
+        return now, max(free, now)
+
+
+def computed_at(now: float, left: float, free: float, speed: float) -> float:
+    """When `left` seconds of computing are done that begin at `now`, at `speed` (0 to 1) until the link is `free`."""
+    slow = max(0.0, free - now)
+    if left <= 0:
+        return now
+    return now + left / speed if left <= slow * speed else now + slow + left - slow * speed
 
 
 @lru_cache(maxsize=4096)

@@ -49,16 +49,19 @@ def test_gradients_behind_the_backward_are_hidden_and_those_at_its_end_exposed()
     lasts = level_seconds("all_reduce", 16, 1, 1e7, HERE.levels)
     assert 0.002 < lasts < 0.010
 
-    def exposed(*ready: float, machine: Simple = HERE) -> float:
+    def exposed(*ready: float, machine: Simple = HERE, longer: float = 0.0) -> float:
         stage = replace(PLAIN, buckets=tuple(Bucket(1e7, share) for share in ready))
         found = simulate_step(Work((stage,)), {"dp": 16}, "1f1b", 3, machine)
-        assert found.compute == pytest.approx(0.090) and found.tensor == found.bubble == 0.0
+        assert found.compute == pytest.approx(0.090 + longer) and found.tensor == found.bubble == 0.0
+        assert found.total == pytest.approx(found.compute + found.exposed)
         return found.exposed
     assert exposed(0.1) == pytest.approx(0.0, abs=1e-12)      # 18 ms of the backward are left
     assert exposed(1.0) == pytest.approx(lasts)
     assert exposed(1.0, 0.9, 0.95) == pytest.approx(3 * lasts - 0.002)       # one link, in the order of getting ready
     assert exposed(0.1, machine=Simple(overlap=0.0)) == pytest.approx(lasts)        # the rank's own core moves the bytes
-    assert exposed(0.1, 0.2, machine=Simple(collective_s=0.001)) == pytest.approx(0.002)
+    assert exposed(0.1, machine=Simple(overlap=0.5), longer=lasts / 2) == 0.0         # it computes at half its speed meanwhile
+    assert exposed(1.0, machine=Simple(overlap=0.5)) == pytest.approx(lasts)
+    assert exposed(0.1, 0.2, machine=Simple(collective_s=0.001), longer=0.002) == 0.0
 
 
 def test_gradients_of_early_stages_are_the_last_to_leave() -> None:

@@ -57,8 +57,8 @@ def near(problem: Problem, c: Candidate) -> float:
 
 def _bound(problem: Problem, c: Candidate, least: Least) -> float:
     exchange: float = problem.once(("exchange", c.cuts, c.chunks, c.dp, c.sharding), lambda: _exchange(problem, c))
-    hidden = least.last * problem.machine.overlap
-    return least.pipeline + max(0.0, exchange - hidden) + least.update / (c.replicas if c.sharding != "none" else 1)
+    shown = max(exchange - least.last, (1 - problem.machine.overlap) * exchange)  # if it begins with that backward
+    return least.pipeline + shown + least.update / (c.replicas if c.sharding != "none" else 1)
 
 
 def _least(problem: Problem, c: Candidate, layers: Layers) -> Least:
@@ -109,7 +109,8 @@ def _exchange(problem: Problem, c: Candidate) -> float:
     if n == 1 or c.cuts.ep > 1:
         return 0.0
     nbytes = sum(sums(problem.parameters(c.cuts), bounds_of(problem, c))[::c.cuts.pp]) * wire_factor(problem.config)
-    return level_seconds("all_reduce" if c.sharding == "none" else "reduce_scatter", n, stride, nbytes, problem.machine.levels)
+    return level_seconds("all_reduce" if c.sharding == "none" else "reduce_scatter", n, stride, nbytes,
+                         problem.machine_of(c).levels)
 
 
 def bounds_of(problem: Problem, c: Candidate) -> list[int]:

@@ -57,12 +57,14 @@ class Blocks(NamedTuple):
     update: list[float]
     step: float
     origin: str
+    ready: Mapping[str, float] = {}          # noqa: RUF012  (nobody writes to it) the share of its block's backward by parameter
 
 
 class BlockCosts:
     """The seconds of one run's blocks on one machine, for any micro-batch and mesh; each is counted or timed once.
 
-    The transforms of `inputs` have been fitted; `model`, where it is there already, is neither cut nor has it memory. ConfigError where the machine has no speed for the run's precision.
+    The transforms of `inputs` have been fitted; `model`, where it is there already, is neither cut nor has it memory. ConfigError
+    where the machine has no speed for the run's precision.
     """
 
     def __init__(self, config: Config, inputs: Inputs, machine: MachineFile, model: Module | None = None):
@@ -75,9 +77,9 @@ class BlockCosts:
 
     def of(self, rows: int, lengths: Mapping[str, int], n_micro: int = 1) -> Blocks:
         """`rows` of a micro-batch of a data-parallel rank, of which it has `n_micro` in a step; `lengths` are the mesh's."""
-        ranks = prod(lengths.values())
+        everyone = ranks = prod(lengths.values())
         if self.machine.levels:
-            ranks = min(ranks, self.machine.levels[0].ranks or ranks)
+            ranks = min(everyone, self.machine.levels[0].ranks or everyone)
         slower, shared = slowdown(self.machine, ranks, "training"), turns(self.machine, ranks)
         timed = self._timed(rows, lengths)
         forward, backward, update, fold, norm, read = self._measured(timed) if timed else self._estimated(rows, lengths)
@@ -87,7 +89,7 @@ class BlockCosts:
         of_all = (update + clipped) * slowdown(self.machine, ranks, "memory") * shared
         reads = read * n_micro * shared if ranks >= (self.machine.cores or ranks + 1) else 0.0
         return Blocks([seconds * slower for seconds in forward], backward, self._shares(of_all),
-                      step_seconds(self.machine, ranks) + reads, self.origin(timed is not None))
+                      step_seconds(self.machine, everyone) + reads, self.origin(timed is not None), timed.ready if timed else {})
 
     def origin(self, timed: bool) -> str:
         """What the seconds rest on, in words."""

@@ -17,6 +17,7 @@ from mpitrain.data import Sampler
 from mpitrain.data.transforms import FIT_ROWS
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.machines.machine import MachineFile
+from mpitrain.machines.measured import at_ranks
 from mpitrain.nn import FlatLayout, Sequential
 from mpitrain.parallel.policies.choose import find_policy
 from mpitrain.placement.bytes import Forecast
@@ -113,6 +114,15 @@ class Problem:
         rows, n_ranks = self.rows(c), prod(c.mesh.values())
         found: Blocks = self.once(("blocks", rows, c.cuts[1:], c.micro_batches, n_ranks),
                                   lambda: self.costs.of(rows, c.mesh, c.micro_batches))
+        return found
+
+    def machine_of(self, c: Candidate) -> MachineFile:
+        """The machine as so many ranks find it, which share memory on a node unless the run sends messages there."""
+        by_messages = self.config.comm.algorithm != "auto" or (c.sharding in ("gradients", "parameters")
+                                                               and not self.config.comm.node_shared)
+        ranks = prod(c.mesh.values())
+        found: MachineFile = self.once(("machine", ranks, by_messages),
+                                       lambda: at_ranks(self.machine, ranks, by_messages=by_messages))
         return found
 
     def alone(self, c: Candidate) -> float:

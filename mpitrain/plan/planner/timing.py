@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -34,13 +35,15 @@ Clock: TypeAlias = "Callable[[], float]"
 
 class Timed(NamedTuple):
     """Medians in seconds: of a micro-batch through each block, of the update of all parameters, of the sum of two micro-batches'
-    gradients, of the gradient's norm, and of reading a micro-batch."""
+    gradients, of the gradient's norm, and of reading a micro-batch. `ready` says at which share of its block's backward each
+    parameter's gradient is there."""
 
     forward: list[float]
     backward: list[float]
     update: float
     fold: float
     norm: float
+    ready: dict[str, float]
     read: float = 0.0
 
 
@@ -53,6 +56,11 @@ def time_blocks(model: Module, x: Any, y: Any, *, loss: Any, optimizer: Callable
     storage: Any = model.initialize(seed, precision, CPU)
     storage.attach_gradients()
     model.train()
+    moments: dict[str, float] = {}
+    shares: dict[str, list[float]] = {}
+    named = list(model.named_parameters())
+    for name, parameter in named:
+        parameter.grad_hooks.append(partial(note, moments, name, clock))
     try:
         fed = feed(storage)
         given, target, rows = fed.tensors(x), fed.targets(y), np.arange(len(x), dtype=np.uint64)
@@ -62,13 +70,21 @@ def time_blocks(model: Module, x: Any, y: Any, *, loss: Any, optimizer: Callable
             for parameter in model.parameters():
                 parameter.grad = None
             with random.use(random.Scope(seed, 0, rows)):
-                passes.append(one_pass(parts, given, target, loss, clock))
+                passes.append(one_pass(parts, given, target, loss, clock, moments, shares))
             collect_statistics(model)
         medians = [statistics.median(of_part) for of_part in zip(*passes[1:])]
         update, fold, norm = flat_passes(storage, optimizer, clock)
     finally:
+        for _, parameter in named:
+            parameter.grad_hooks.pop()
         forget(model)
-    return Timed(medians[:len(parts)], medians[:len(parts) - 1:-1], update, fold, norm)
+    return Timed(medians[:len(parts)], medians[:len(parts) - 1:-1], update, fold, norm,
+                 {name: statistics.median(found[1:]) for name, found in shares.items()})
+
+
+def note(moments: dict[str, float], name: str, clock: Clock, parameter: Any) -> None:
+    """A hook of a gradient: when it was there, the last time of several in one backward."""
+    moments[name] = clock()
 
 
 def parts_of(model: Module) -> Sequence[Module]:
@@ -83,8 +99,10 @@ def parts_of(model: Module) -> Sequence[Module]:
     return found
 
 
-def one_pass(parts: Sequence[Module], given: Any, target: Any, loss: Any, clock: Clock) -> list[float]:
-    """Seconds of each part's forward in order, then of each part's backward, the last part first."""
+def one_pass(parts: Sequence[Module], given: Any, target: Any, loss: Any, clock: Clock, moments: dict[str, float],
+             shares: dict[str, list[float]]) -> list[float]:
+    """Seconds of each part's forward in order, then of each part's backward, the last part first. `shares` gets those of a
+    part's backward at which its parameters' `moments` were."""
     times: list[float] = []
     ends: list[tuple[Any, Any]] = []
     for place, part in enumerate(parts):
@@ -98,9 +116,12 @@ def one_pass(parts: Sequence[Module], given: Any, target: Any, loss: Any, clock:
     grad: Any = np.ones((), output.dtype)
     while ends:
         given, output = ends.pop()
+        moments.clear()
         began = clock()
         backward(output, grad)
         times.append(clock() - began)
+        for name, moment in moments.items():
+            shares.setdefault(name, []).append(min(1.0, (moment - began) / max(times[-1], 1e-9)))
         grad = gradients(given)
     return times
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
 from mpitrain.config import Config
-from mpitrain.machines.measured import at_ranks
+from mpitrain.machines.measured import layer_seconds
 from mpitrain.nn import Sequential
 from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage as PlacedStage
@@ -33,11 +34,15 @@ HALF = 0.5                    # bytes of numbers in 16 bits, of those in 32
 
 
 class Leaves(NamedTuple):
-    """A bucket of gradients, which is whole when the backward of its lowest block is done."""
+    """A bucket of gradients, which is whole when its parameters (`names`) in its lowest block are there. Where nobody has timed
+    these, at a `share` of that block's backward: backward comes to parameters in the opposite order, and as many of them take
+    about as long."""
 
     nbytes: float
     axes: tuple[str, ...]
     lowest: int
+    share: float
+    names: tuple[str, ...]
 
 
 class Sent:
@@ -53,16 +58,22 @@ class Sent:
         layout, places, stage = p.layout(), p.stage.places, p.stage
         item, begins = layout.dtype.itemsize, [s.start for s in layout.segments]
         of_block: dict[int, float] = {}
+        ends: dict[int, tuple[int, int]] = {}                 # where the parameters of each block begin and stop
         for s in layout.segments:
             block = places.get(s.name, 0)
             of_block[block] = of_block.get(block, 0.0) + (s.stop - s.start) * item
+            begin, stop = ends.get(block, (s.start, s.stop))
+            ends[block] = min(begin, s.start), max(stop, s.stop)
         for bucket in p.buckets(layout):
             inside = layout.segments[bisect_left(begins, bucket.start):bisect_left(begins, bucket.stop)]
             if inside:
                 lowest = min(places.get(s.name, 0) for s in inside)
                 virtual = bisect_right(stage.bounds, lowest) - 1
+                begin, stop = ends[lowest]
+                share = (stop - max(bucket.start, begin)) / max(stop - begin, 1)
                 self.buckets.setdefault(virtual, []).append(
-                    Leaves((bucket.stop - bucket.start) * item * wire, p.sums_over(inside[0].parameter), lowest))
+                    Leaves((bucket.stop - bucket.start) * item * wire, p.sums_over(inside[0].parameter), lowest, share,
+                           tuple(s.name for s in inside if places.get(s.name, 0) == lowest)))
         for v in range(stage.index, stage.n_virtual, stage.n_stages):
             self.gathered[v] = tuple(Collective("all_gather", REPLICAS, of_block[b])
                                      for b in range(stage.bounds[v], stage.bounds[v + 1]) if b in of_block)
@@ -71,11 +82,8 @@ class Sent:
 def step_time(problem: Problem, c: Candidate) -> StepTime:
     """Seconds of a step of the candidate, in parts."""
     algorithm = problem.config.comm.algorithm
-    name = algorithm if isinstance(algorithm, str) and ":" not in algorithm else "auto"
-    by_messages = name != "auto" or c.sharding in ("gradients", "parameters")
-    machine = problem.once(("machine", by_messages, prod(c.mesh.values())),
-                           lambda: at_ranks(problem.machine, prod(c.mesh.values()), by_messages=by_messages))
-    return simulate_step(work_of(problem, c), c.mesh, c.schedule, c.micro_batches, machine, algorithm=name)
+    return simulate_step(work_of(problem, c), c.mesh, c.schedule, c.micro_batches, problem.machine_of(c),
+                         algorithm=algorithm if isinstance(algorithm, str) and ":" not in algorithm else "auto")
 
 
 def work_of(problem: Problem, c: Candidate) -> Work:
@@ -113,7 +121,7 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
     size = width_factor(problem) * rows
     within = range(first, stop)
     operation = "all_reduce" if c.sharding == "none" else "reduce_scatter"
-    buckets = [Bucket(one.nbytes, min(1.0, sum(blocks.backward[one.lowest:stop]) / (backward or 1.0)), operation, one.axes)
+    buckets = [Bucket(one.nbytes, min(1.0, ready(one, blocks, stop) / (backward or 1.0)), operation, one.axes)
                for one in sent.buckets.get(v, ())]
     every = () if c.sharding not in ("gradients", "parameters") or c.micro_batches == 1 else tuple(
         Collective("reduce_scatter", bucket.axes, bucket.nbytes, (c.micro_batches - 1) / c.micro_batches) for bucket in buckets)
@@ -124,8 +132,21 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
     return Stage(
         sum(blocks.forward[first:stop]), backward / 2 + sum(blocks.forward[b] for b in again), backward / 2,
         heard[stop - 1].nbytes * size if stop < problem.n_blocks else 0.0,
-        sized(of_forward, size), sized(of_backward, size), (*sized(ring, size), *gathered),
+        timed(problem, c, sized(of_forward, size)), timed(problem, c, sized(of_backward, size)), (*sized(ring, size), *gathered),
         (*sized(ring_back, size), *gathered, *every), tuple(buckets))
+
+
+def ready(leaves: Leaves, blocks: Blocks, stop: int) -> float:
+    """Seconds from the beginning of the backward of blocks up to `stop` until a bucket is whole."""
+    share = max((blocks.ready.get(name, leaves.share) for name in leaves.names), default=leaves.share)
+    return sum(blocks.backward[leaves.lowest + 1:stop]) + share * blocks.backward[leaves.lowest]
+
+
+def timed(problem: Problem, c: Candidate, collectives: Sequence[Collective]) -> tuple[Collective, ...]:
+    """The same, where those along tp take what sums of layers were measured to, if somebody has."""
+    ranks, tp = prod(c.mesh.values()), c.cuts.tp
+    return tuple(replace(one, seconds=layer_seconds(problem.machine, ranks, tp, one.nbytes)) if one.axes == ("tp",) else one
+                 for one in collectives)
 
 
 def width_factor(problem: Problem) -> float:
