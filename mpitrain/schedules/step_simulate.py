@@ -194,11 +194,13 @@ class _Side:
 
     def exchange(self, stages: Sequence[Stage], times: PipelineTimes, place: int, pp: int) -> tuple[float, float]:
         """When pipeline stage `place` has computed, and when it has exchanged its gradients: bucket after bucket, as they get
-        ready. While one is on its way the stage computes at the speed `overlap`: its own core moves the rest."""
+        ready. While one is on its way the stage computes at the speed `overlap`: its own core moves the rest, and at 0 might as
+        well do so afterwards."""
         ready = []
         for chunk, stage in enumerate(stages):
             begins, ends = times.last[chunk * pp + place]
-            ready += [(begins + bucket.ready * (ends - begins), bucket) for bucket in stage.buckets]
+            ready += [(begins + bucket.ready * (ends - begins) if self.machine.overlap else times.stops[place], bucket)
+                      for bucket in stage.buckets]
         now, computed, free = 0.0, 0.0, 0.0
         for at, bucket in sorted(ready, key=lambda pair: pair[0]):
             lasts = self.one(bucket.operation, bucket.axes, bucket.nbytes, bucket.seconds)

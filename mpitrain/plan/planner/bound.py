@@ -1,63 +1,126 @@
-"""Seconds that no step of a candidate is below, from sums of its blocks alone: what `search` orders candidates by.
+"""Seconds that no step of a candidate is below: what `search` orders candidates by.
 
     before stage s begins, a micro-batch passes the stages before it, and after its last backward one passes them back;
-    between, it does its own work for all micro-batches                                           -> compute and idle time
-    the gradients of stage 0, as one message, leave after its last backward has begun             -> exposed exchange
+    between, it does its own work for all micro-batches                                    -> compute and idle time
+    the gradients of stage 0, as one message, leave after its last backward has begun      -> exposed exchange
 
-Left out are the collectives of layers, messages between stages, latencies of further buckets and the stragglers.
+`rough` knows sums of the blocks' seconds alone; `near` adds the collectives of layers, for which a few rows have to run through
+the model. Left out are messages between stages, latencies of further buckets, and the stragglers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from math import prod
+from typing import NamedTuple
 
+from mpitrain.machines.measured import at_ranks
 from mpitrain.placement.stages import find_bounds
 from mpitrain.plan.planner.candidates import Candidate
 from mpitrain.plan.planner.problem import SPLIT, Problem
-from mpitrain.plan.planner.work import wire_factor
+from mpitrain.plan.planner.work import width_factor, wire_factor
 from mpitrain.schedules.grid import AXES, REPLICAS
 from mpitrain.schedules.level_times import level_seconds
-from mpitrain.schedules.step_simulate import group
+from mpitrain.schedules.step_simulate import Collective, group
 
 
-def bound(problem: Problem, c: Candidate) -> float:
+class Layers(NamedTuple):
+    """Seconds of the collectives of each block, forward and backward, and of what goes round a ring meanwhile."""
+
+    forward: list[float]
+    backward: list[float]
+    ring_forward: list[float]
+    ring_backward: list[float]
+
+
+class Least(NamedTuple):
+    """Seconds of the pipeline, of stage 0's last backward, and of the update with all of its parameters."""
+
+    pipeline: float
+    last: float
+    update: float
+
+
+def rough(problem: Problem, c: Candidate) -> float:
     """Seconds of a step of the candidate at least."""
-    pipeline, last, update = problem.once(("pipeline", problem.rows(c), c.cuts, c.chunks, c.micro_batches, c.schedule in SPLIT,
-                                           c.recompute, c.dp), lambda: _pipeline(problem, c))
+    nothing = [0.0] * problem.n_blocks
+    key = "rough", problem.rows(c), c.cuts, c.chunks, c.micro_batches, c.schedule in SPLIT, c.recompute, c.dp
+    return _bound(problem, c, problem.once(key, lambda: _least(problem, c, Layers(nothing, nothing, nothing, nothing))))
+
+
+def near(problem: Problem, c: Candidate) -> float:
+    """The same, with the collectives of layers."""
+    key = "near", problem.rows(c), c.cuts, c.chunks, c.micro_batches, c.schedule in SPLIT, c.recompute, c.dp
+    return _bound(problem, c, problem.once(key, lambda: _least(problem, c, _layers(problem, c))))
+
+
+def _bound(problem: Problem, c: Candidate, least: Least) -> float:
     exchange: float = problem.once(("exchange", c.cuts, c.chunks, c.dp, c.sharding), lambda: _exchange(problem, c))
-    hidden = last * problem.machine.overlap
-    return float(pipeline + max(0.0, exchange - hidden) + update / (c.replicas if c.sharding != "none" else 1))
+    shown = max(exchange - least.last, (1 - problem.machine.overlap) * exchange)  # if it begins with that backward
+    return least.pipeline + shown + least.update / (c.replicas if c.sharding != "none" else 1)
 
 
-def _pipeline(problem: Problem, c: Candidate) -> tuple[float, float, float]:
-    """(compute and idle seconds, those of stage 0's last backward, the update with all of its parameters)."""
-    blocks, pp = problem.blocks(c), c.cuts.pp
-    bounds = find_bounds(problem.n_blocks, pp, c.chunks, ()) if pp * c.chunks > 1 else [0, problem.n_blocks]
-    forward = _sums(blocks.forward, bounds)
-    backward = _sums(blocks.backward, bounds)
+def _least(problem: Problem, c: Candidate, layers: Layers) -> Least:
+    blocks, pp, bounds, overlap = problem.blocks(c), c.cuts.pp, bounds_of(problem, c), problem.machine.overlap
+    forward, backward = sums(blocks.forward, bounds), sums(blocks.backward, bounds)
     again = forward if c.recompute is True else [0.0] * len(forward)
-    inputs = [b * (0.5 if c.schedule in SPLIT else 1.0) + a for b, a in zip(backward, again)]
-    work = [sum(f + b + a for f, b, a in zip(forward[s::pp], backward[s::pp], again[s::pp])) for s in range(pp)]
-    before = [0.0, *accumulate(f + b for f, b in zip(forward[:pp], inputs[:pp]))]
-    seconds = max(c.micro_batches * work[s] + before[s] for s in range(pp))
-    update = max(sum(_sums(blocks.update, bounds)[s::pp]) for s in range(pp))
-    return seconds, sum(backward[::pp]) + sum(again[::pp]), update
+    in_forward = _waited(sums(layers.forward, bounds), sums(layers.ring_forward, bounds), forward, overlap)
+    in_backward = _waited(sums(layers.backward, bounds), sums(layers.ring_backward, bounds),
+                          [b + a for b, a in zip(backward, again)], overlap)
+    half = 0.5 if c.schedule in SPLIT else 1.0
+    ahead = [f + t for f, t in zip(forward, in_forward)]
+    back = [b * half + a + t for b, a, t in zip(backward, again, in_backward)]
+    whole = [f + b + a + t for f, b, a, t in zip(ahead, backward, again, in_backward)]
+    there, home = [0.0, *accumulate(ahead[:pp])], [0.0, *accumulate(back[:pp])]
+    seconds = max(there[s] + c.micro_batches * sum(whole[s::pp]) + (home[s] if half == 1 else 0.0) for s in range(pp))
+    if half < 1:                             # weight gradients are left for the time in which the last gradient goes home
+        own = [f + b for f, b in zip(ahead, back)]
+        seconds = max(seconds, *(there[s] + c.micro_batches * sum(own[s::pp]) + home[s] for s in range(pp)))
+    update = max(sum(sums(blocks.update, bounds)[s::pp]) for s in range(pp))
+    return Least(seconds, sum(back[::pp]) + (1 - half) * sum(backward[::pp]), update)
+
+
+def _waited(waits: Sequence[float], ring: Sequence[float], compute: Sequence[float], overlap: float) -> list[float]:
+    return [w + max(0.0, r - overlap * seconds) for w, r, seconds in zip(waits, ring, compute)]
+
+
+def _layers(problem: Problem, c: Candidate) -> Layers:
+    """The collectives of layers for one micro-batch."""
+    lengths, size = tuple(c.mesh.get(axis, 1) for axis in AXES), width_factor(problem) * problem.rows(c)
+    machine = problem.once(("machine", False, prod(lengths)), lambda: at_ranks(problem.machine, prod(lengths)))
+
+    def seconds(collectives: Iterable[Collective]) -> float:
+        total = 0.0
+        for one in collectives:
+            n, stride = group(lengths, one.axes)
+            lasts = level_seconds(one.operation, n, stride, one.nbytes * size, machine.levels)
+            total += one.count * (lasts + machine.collective_s)
+        return total
+    heard = problem.traffic(c.cuts)
+    found: Layers = problem.once(("layers", c.cuts[1:], lengths, problem.rows(c)), lambda: Layers(
+        *([seconds(getattr(block, way)) for block in heard] for way in Layers._fields)))
+    return found
 
 
 def _exchange(problem: Problem, c: Candidate) -> float:
-    """Seconds of the exchange of stage 0's gradients, and of its parameters where they follow the update. No less is hidden than
-    a bucket's last part."""
-    lengths, pp = tuple(c.mesh.get(axis, 1) for axis in AXES), c.cuts.pp
-    n, stride = group(lengths, REPLICAS)
+    """Seconds of the exchange of stage 0's gradients."""
+    n, stride = group(tuple(c.mesh.get(axis, 1) for axis in AXES), REPLICAS)
     if n == 1 or c.cuts.ep > 1:
         return 0.0
-    bounds = find_bounds(problem.n_blocks, pp, c.chunks, ()) if pp * c.chunks > 1 else [0, problem.n_blocks]
-    nbytes = sum(_sums(problem.parameters(c.cuts), bounds)[::pp]) * wire_factor(problem.config)
-    if c.sharding == "none":
-        return level_seconds("all_reduce", n, stride, nbytes, problem.machine_of(c).levels)
-    return level_seconds("reduce_scatter", n, stride, nbytes, problem.machine_of(c).levels)
+    nbytes = sum(sums(problem.parameters(c.cuts), bounds_of(problem, c))[::c.cuts.pp]) * wire_factor(problem.config)
+    return level_seconds("all_reduce" if c.sharding == "none" else "reduce_scatter", n, stride, nbytes,
+                         problem.machine_of(c).levels)
 
 
-def _sums(costs: Sequence[float], bounds: Sequence[int]) -> list[float]:
-    return [sum(costs[a:b]) for a, b in zip(bounds, bounds[1:])]
+def bounds_of(problem: Problem, c: Candidate) -> list[int]:
+    """Virtual stage v is blocks [v]:[v + 1]."""
+    parts, own = c.cuts.pp * c.chunks, problem.config.mesh.stages
+    if parts == 1:
+        return [0, problem.n_blocks]
+    counts = own if not isinstance(own, str) and len(own) == parts and sum(own) == problem.n_blocks else ()
+    return find_bounds(problem.n_blocks, c.cuts.pp, c.chunks, counts)
+
+
+def sums(costs: Sequence[float], bounds: Sequence[int]) -> list[float]:
+    return [sum(costs[a:b]) for a, b in pairwise(bounds)]

@@ -74,7 +74,6 @@ class Problem:
         self.facts = self.facts._replace(fewest=sampler.size(sampler.steps_per_epoch - 1))
         self.costs = BlockCosts(config, self.inputs, machine)
         self.refused: Counter[str] = Counter()
-        self.large: list[tuple[Candidate, Forecast]] = []
         self._known: dict[Any, Any] = {}
 
     @cached_property
@@ -83,14 +82,21 @@ class Problem:
 
     def parameters(self, cuts: Cuts) -> list[int]:
         """The bytes of each block's parameters, on ranks that share layers as `cuts` say."""
+        return self._by_block(cuts, "parameters", lambda s, item: (s.stop - s.start) * item)
+
+    def states(self, cuts: Cuts) -> list[int]:
+        """The numbers of optimizer state that each block's parameters have."""
+        return self._by_block(cuts, "states", lambda s, item: self.optimizer.state_size(s.parameter))
+
+    def _by_block(self, cuts: Cuts, what: str, size: Callable[[Any, int], int]) -> list[int]:
         def count() -> list[int]:
             placed = self.shared(cuts)
             assert placed is not None, "it has been found to be there"
             found, places, layout = [0] * self.n_blocks, placed.stage.places, placed.layout()
             for s in layout.segments:
-                found[places.get(s.name, 0)] += (s.stop - s.start) * layout.dtype.itemsize
+                found[places.get(s.name, 0)] += size(s, layout.dtype.itemsize)
             return found
-        counted: list[int] = self.once(("parameters", cuts._replace(pp=1)), count)
+        counted: list[int] = self.once((what, cuts._replace(pp=1)), count)
         return counted
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
@@ -126,13 +132,12 @@ class Problem:
         blocks: Blocks = self.once(("alone", rows), lambda: self.costs.of(rows, {"dp": 1}, n))
         return n * (sum(blocks.forward) + sum(blocks.backward)) + sum(blocks.update) + blocks.step
 
-    def too_large(self, c: Candidate, forecast: Forecast) -> None:
-        """Notes a candidate that does not fit."""
-        self.large.append((c, forecast))
-
     def shared(self, cuts: Cuts) -> Placement | None:
         """The whole model on the first of ranks that share its layers; None where they cannot."""
         key = cuts._replace(pp=1)
+        alone = [Cuts(1, *(n if place == axis else 1 for place, n in enumerate(key[1:]))) for axis in range(len(key) - 1)]
+        if sum(n > 1 for n in key) > 1 and any(self.shared(one) is None for one in alone):
+            return None                      # an axis that cannot share layers by itself
         found: Placement | None = self.once(("shared", key), lambda: self._unless_refused(partial(self._share, key)))
         return found
 

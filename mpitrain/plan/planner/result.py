@@ -12,6 +12,7 @@ from mpitrain.plan.planner.problem import Problem
 from mpitrain.plan.planner.search import Plan
 from mpitrain.schedules.step_simulate import StepTime
 
+NOTHING = 1e-12               # seconds that come of rounding
 PARTS = [name for name in StepTime.__dataclass_fields__ if name != "total"]
 
 
@@ -91,8 +92,8 @@ def _row(problem: Problem, plan: Plan) -> Iterator[str]:
     yield f"{plan.memory / 2**20:,.2f}"
     yield f"{found.samples_per_s:,.1f}"
     yield f"{found.efficiency:.3f}"
-    yield "unknown" if found.joules is None else f"{found.joules:.3g}"
+    yield "unknown" if found.joules is None else f"{found.joules:,.4g}"
 
 
 def _ms(seconds: float) -> str:
-    return f"{1e3 * seconds:.4g}" if seconds else "0"
+    return f"{1e3 * seconds:.4g}" if seconds > NOTHING else "0"

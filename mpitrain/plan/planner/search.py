@@ -1,10 +1,10 @@
 """Finds the fastest candidates without timing all of them.
 
-    all candidates, by a lower bound of their step  ->  timed, by their step  ->  memory, and what `train` says  ->  a plan
-                     |_______________________ the lowest of both goes first ________________________|
+    rough bound  ->  near bound  ->  seconds of a step  ->  memory, and what `train` says  ->  a plan
+       |__________________ the lowest of all goes first _________________|
 
 A candidate is timed only while its bound is lower than the steps that are known, and its memory is looked at only when nothing
-can be faster: best-first search (Hart, Nilsson, Raphael, 1968, with a bound that is never above the step).
+can be faster: best-first search (Hart, Nilsson, Raphael, 1968, with bounds that are not above the step).
 """
 
 from __future__ import annotations
@@ -14,11 +14,20 @@ from heapq import heapify, heappop, heappush
 from typing import Any, NamedTuple
 
 from mpitrain.placement.bytes import Forecast, Use
-from mpitrain.plan.planner.bound import bound
+from mpitrain.plan.planner.bound import near, rough
 from mpitrain.plan.planner.candidates import Candidate, candidates, cuts_of
 from mpitrain.plan.planner.problem import Problem
+from mpitrain.plan.planner.room import Room
 from mpitrain.plan.planner.work import step_time
 from mpitrain.schedules.step_simulate import StepTime
+
+
+class Known(NamedTuple):
+    """What is known of a candidate: whether its bound is the near one, and its step."""
+
+    candidate: Candidate
+    bounded: bool = False
+    step: StepTime | None = None
 
 
 class Plan(NamedTuple):
@@ -41,22 +50,22 @@ def total(use: Use) -> int:
 
 def best_first(problem: Problem, ranks: int) -> Iterator[Plan]:
     """The plans for so many ranks, the fastest first; of equally fast ones the plainest."""
-    limit = problem.machine.memory_bytes
-    heap: list[tuple[float, Any, Candidate, StepTime | None]] = [
-        (bound(problem, c), c.order(), c, None) for c in all_of(problem, ranks)]
+    limit, room = problem.machine.memory_bytes, Room(problem)
+    heap: list[tuple[float, Any, Known]] = [(rough(problem, c), c.order(), Known(c)) for c in all_of(problem, ranks)]
     heapify(heap)
     while heap:
-        _, order, c, step = heappop(heap)
-        if step is None:
-            if problem.allows(c) and problem.cut(c) is not None:
+        _, order, (c, bounded, step) = heappop(heap)
+        if step is not None:
+            plan = Plan(c, step, problem.forecast(c))
+            room.learn(c, plan.forecast)
+            if (not limit or plan.memory <= limit) and problem.accepts(c):
+                yield plan
+        elif bounded:
+            if not room.surely_lacks(c) and problem.cut(c) is not None:
                 step = step_time(problem, c)
-                heappush(heap, (step.total, order, c, step))
-            continue
-        plan = Plan(c, step, problem.forecast(c))
-        if limit and plan.memory > limit:
-            problem.too_large(c, plan.forecast)
-        elif problem.accepts(c):
-            yield plan
+                heappush(heap, (step.total, order, Known(c, True, step)))
+        elif not room.surely_lacks(c) and problem.allows(c):
+            heappush(heap, (near(problem, c), order, Known(c, True)))
 
 
 def predict(problem: Problem, c: Candidate) -> StepTime:

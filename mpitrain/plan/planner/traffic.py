@@ -6,8 +6,7 @@ what they are asked to send, so that a plan knows the collectives that a run mak
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,12 +120,12 @@ def _blocks(blocks: list[Module], given: Any, loss: Any, target: Any, heard: Hea
             of_block = output
             if is_last:
                 output = loss(output if getattr(loss, "takes_half", False) else in_single(output), target)
-            forward = tuple(map(_of_a_row, heard))
+            forward = of_a_row(heard)
             heard.clear()
             for tensor in output if isinstance(output, tuple) else (output,):
                 if tensor.requires_grad:
                     run_backward(tensor, zeros(tensor.shape, tensor.dtype))
-            backward = tuple(map(_of_a_row, heard))
+            backward = of_a_row(heard)
             nbytes = sum(tensor.array.nbytes for tensor in (of_block if isinstance(of_block, tuple) else (of_block,))) / ROWS
             known[key] = BlockTraffic(nbytes, *_apart(forward, backward)), _fresh(of_block)
         found, given = known[key]
@@ -139,8 +138,18 @@ def _apart(forward: tuple[Collective, ...], backward: tuple[Collective, ...]) ->
     return (*waits, *(tuple(one for one in way if one.axes == ("cp",)) for way in (forward, backward)))
 
 
-def _of_a_row(one: Collective) -> Collective:
-    return replace(one, nbytes=one.nbytes / ROWS)
+def of_a_row(heard: Sequence[Collective]) -> tuple[Collective, ...]:
+    """Collectives of one row. Equal ones are one, counted."""
+    return sized(heard, 1 / ROWS)
+
+
+def sized(collectives: Sequence[Collective], factor: float) -> tuple[Collective, ...]:
+    """Collectives of so many times their bytes. Equal ones are one, counted."""
+    found: dict[tuple[str, tuple[str, ...], float], float] = {}
+    for one in collectives:
+        key = one.operation, one.axes, one.nbytes * factor
+        found[key] = found.get(key, 0.0) + one.count
+    return tuple(Collective(*key, count) for key, count in found.items())
 
 
 def _fresh(x: Any) -> Any:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from mpitrain.placement.stages import Stage as PlacedStage
 from mpitrain.plan.planner.candidates import Candidate
 from mpitrain.plan.planner.compute import Blocks
 from mpitrain.plan.planner.problem import Problem
-from mpitrain.plan.planner.traffic import BlockTraffic
+from mpitrain.plan.planner.traffic import BlockTraffic, sized
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.step_simulate import Bucket, Collective, Stage, StepTime, Work, simulate_step
 
@@ -131,8 +132,8 @@ def _stage(problem: Problem, c: Candidate, stage: PlacedStage, v: int, blocks: B
     return Stage(
         sum(blocks.forward[first:stop]), backward / 2 + sum(blocks.forward[b] for b in again), backward / 2,
         heard[stop - 1].nbytes * size if stop < problem.n_blocks else 0.0,
-        _sized(problem, c, of_forward, size), _sized(problem, c, of_backward, size), (*_sized(problem, c, ring, size), *gathered),
-        (*_sized(problem, c, ring_back, size), *gathered, *every), tuple(buckets))
+        timed(problem, c, sized(of_forward, size)), timed(problem, c, sized(of_backward, size)), (*sized(ring, size), *gathered),
+        (*sized(ring_back, size), *gathered, *every), tuple(buckets))
 
 
 def ready(leaves: Leaves, blocks: Blocks, stop: int) -> float:
@@ -141,15 +142,11 @@ def ready(leaves: Leaves, blocks: Blocks, stop: int) -> float:
     return sum(blocks.backward[leaves.lowest + 1:stop]) + share * blocks.backward[leaves.lowest]
 
 
-def _sized(problem: Problem, c: Candidate, collectives: Sequence[Collective], factor: float) -> tuple[Collective, ...]:
-    """Of so many rows; equal ones are one, counted. Those along tp take what they were measured to, where somebody has."""
-    found: dict[tuple[str, tuple[str, ...], float], float] = {}
-    for one in collectives:
-        key = one.operation, one.axes, one.nbytes * factor
-        found[key] = found.get(key, 0.0) + one.count
+def timed(problem: Problem, c: Candidate, collectives: Sequence[Collective]) -> tuple[Collective, ...]:
+    """The same, where those along tp take what sums of layers were measured to, if somebody has."""
     ranks, tp = prod(c.mesh.values()), c.cuts.tp
-    return tuple(Collective(*key, count, layer_seconds(problem.machine, ranks, tp, key[2]) if key[1] == ("tp",) else None)
-                 for key, count in found.items())
+    return tuple(replace(one, seconds=layer_seconds(problem.machine, ranks, tp, one.nbytes)) if one.axes == ("tp",) else one
+                 for one in collectives)
 
 
 def width_factor(problem: Problem) -> float:
