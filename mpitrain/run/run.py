@@ -242,7 +242,7 @@ class Run(Ranks):
         metrics = trainer.fit()
         if trainer.evaluator is not None and trainer.evaluator.tables:
             tables = named_tables(trainer.evaluator.tables, session.inputs)
-        paused, steps = trainer.paused, trainer.update.step
+        paused, steps = trainer.pauses.paused, trainer.update.step
         ended = {"ended": {"step": steps, "reason": trainer.over}} if trainer.over and not paused else {}
         hashes = {} if paused else job.state.hashes()
         record = about | hashes | trainer.bad_steps.record() | {

@@ -13,6 +13,8 @@ from launch import is_python, launch, send
 from standing import mpirun
 from studies import STUDY, journal, told
 
+from mpitrain.search.folder import StudyFolder
+
 
 def search(n, file, *words):
     return mpirun(n, "-m", "mpitrain", "search", file, *words, cwd=file.parent, timeout=120)
@@ -80,6 +82,13 @@ def test_one_folder_has_one_study(tmp_path):
     assert of_a_run.rc == 73 and "that of a run" in of_a_run.error_lines[0], of_a_run.err
     both = search(1, file, "--resume", "--overwrite")
     assert both.rc == 64
+    other_job = StudyFolder(tmp_path / "runs/study")
+    other_job.begin(resume=True, overwrite=False)
+    try:
+        busy = search(2, file, *few, "--resume", "optimizer.momentum=0.5", "search.trials=4")
+    finally:
+        other_job.close()
+    assert busy.rc == 73 and "busy: a job holds it" in busy.error_lines[0], busy.err
 
 
 @pytest.mark.slow
