@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from runs import record, write
 from standing import mpirun, train
 
+from mpitrain.autograd import Tensor
+from mpitrain.plan.inspect import open_data
 from mpitrain.train.build.saved import load
 
 RESNET = """
@@ -123,6 +126,19 @@ def test_a_path_that_is_cut_out_gives_the_same_metrics_and_is_trained_on(folder:
     went_on = train(1, folder / "cut/config.toml", f"model.init_from={folder / 'cut'}", f"run.out={folder / 'more'}",
                     "train.steps=12", "--overwrite")
     assert went_on.rc == 0, went_on.err
+
+
+def test_the_statistics_of_a_path_are_those_of_its_chunks_of_training_rows(folder: Path) -> None:
+    """The first norm's, by NumPy: means over 8 chunks of 64 rows of each chunk's mean and unbiased variance."""
+    done(folder, "cut", "super", "--path", "smallest", "--out", "small")
+    saved = load(folder / "small")
+    inputs = open_data(saved.config)
+    x = inputs.reader(saved.transforms).read(np.arange(512))[0].astype(np.float32)
+    y = saved.model["conv"](Tensor(x)).array.astype(np.float64).reshape(8, 64, 4, 64)       # type: ignore[index]
+    found = saved.model.state_dict()
+    np.testing.assert_allclose(found["norm.running_mean"], y.mean(axis=(1, 3)).mean(axis=0), rtol=1e-5)
+    variances = y.swapaxes(1, 2).reshape(8, 4, -1).var(axis=2, ddof=1).mean(axis=0)
+    np.testing.assert_allclose(found["norm.running_var"], variances, rtol=1e-5)
 
 
 def test_a_path_in_bfloat16_is_cut_out_to_the_bit(folder: Path) -> None:
