@@ -11,7 +11,9 @@ from runs import record, write
 from standing import mpirun, train
 
 from mpitrain.autograd import Tensor
+from mpitrain.nn.elastic import in_use
 from mpitrain.plan.inspect import open_data
+from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import load
 
 RESNET = """
@@ -103,6 +105,24 @@ def test_stages_of_blocks_that_are_left_out_and_slices_of_all_states_train_alike
         ran(2, config, name, "train.reproducible=run", f"comm.sharding={cuts}")
         losses.append(record(folder / name)["metrics"]["loss"])
     assert losses == pytest.approx([record(folder / "super")["metrics"]["loss"]] * 2, rel=1e-4)
+
+
+def test_a_run_moves_what_the_path_of_its_step_uses_and_nothing_else(folder: Path) -> None:
+    ran(2, folder / "run.toml", "step", "train.steps=1", "train.eval_every=1", "optimizer.schedule=constant")
+    saved = load(folder / "step")
+    elastic, first = saved.model.elastic, make_model(saved.config)
+    first.initialize(saved.config.run.seed)
+    with elastic.taken(elastic.draw(saved.config.run.seed, 0)):
+        used = in_use(saved.model)
+    before, left = first.state_dict(), 0
+    for name, parameter in saved.model.named_parameters():
+        mask = np.zeros(parameter.shape, bool)
+        if name in used:
+            mask[... if (index := used[name]) is None else np.ix_(*index)] = True
+        moved = saved.model.state_dict()[name] != before[name]
+        assert not moved[~mask].any() and (not mask.any() or moved[mask].mean() > 0.5), name
+        left += int((~mask).sum())
+    assert left > 100
 
 
 def test_a_sandwich_has_one_hash_on_any_ranks_with_recomputed_blocks_and_split_backwards(folder: Path) -> None:
