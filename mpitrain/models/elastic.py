@@ -24,7 +24,8 @@ from mpitrain.models.transformer import STD, Block, Embed, Head
 from mpitrain.nn import init
 from mpitrain.nn.activation import ACTIVATIONS
 from mpitrain.nn.basic import Check
-from mpitrain.nn.elastic import Choice, Elastic, ElasticBatchNorm2d, ElasticBlock, ElasticConv2d, ElasticLinear, Size, largest_of
+from mpitrain.nn.choices import Choice, Elastic, Size, largest_of
+from mpitrain.nn.elastic import ElasticBatchNorm2d, ElasticBlock, ElasticConv2d, ElasticLinear
 
 RULES = "uniform", "sandwich"
 HE = init.kaiming_normal(fan="out")

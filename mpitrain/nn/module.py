@@ -57,7 +57,7 @@ class Module(Checked):
     paths: Sequence[Sequence[str]] = ()           # all chains from input to output, number by number; (): the input itself
     channel_dims: tuple[int, int] | None = None   # dims of `weight` that are channels (dim 1) of outputs and of inputs
     spread: Callable[[int], Places] | None = None     # the positions that this rank has, where it has some of a sample's
-    elastic: Any = None                           # the `elastic.Elastic` of a supernet: its choices, and the path in use
+    elastic: Any = None                           # the `choices.Elastic` of a supernet: its choices, and the path in use
     across: Across | None = None                  # the communication of a layer that several ranks compute
     storage: FlatLayout | None = None             # the memory of a model that is initialised
     _hooks: Hooks | None = None

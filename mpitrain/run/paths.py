@@ -14,7 +14,8 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, changed
 from mpitrain.errors import UsageError
-from mpitrain.nn.elastic import Elastic, Path, in_use
+from mpitrain.nn.choices import Elastic, Path
+from mpitrain.nn.elastic import in_use
 from mpitrain.parallel.gradients.timeline import SpanMaker
 from mpitrain.plan.flops import count
 from mpitrain.run.evaluating import InUse

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpitrain.comm.job import guard
 from mpitrain.errors import ConfigError, UsageError
-from mpitrain.nn.elastic import Elastic
+from mpitrain.nn.choices import Elastic
 from mpitrain.run.paths import Paths
 from mpitrain.search import front
 from mpitrain.search.evolution import Evolution

@@ -81,7 +81,7 @@ def main():
     job = made(comm, f"optimizer.lr={(1e-3, 3e-2)[group]}", f"optimizer.weight_decay={(0.1, 0.3)[group]}")
     control = made(world).channel
     links.agree(control, job, f"group {group}")
-    found["apart"] = steps(job, 0, 4)
+    found["apart"] = steps(job, 0, 4 - group)
     own = links.swap(job, 1 - group)
     found["swapped"] = state(job)
     links.put_back(job, own)
@@ -96,7 +96,7 @@ def main():
                     mine.array[...] = theirs.array
             else:
                 kind.put(other.get())
-        alike.policy.step = job.policy.step
+        alike.policy.step = 4
     found["next"] = steps(alike, 4, 5)
     for name, other in (("shape", f"model.hidden=[{(24, 32)[group]}]"), ("length", f"train.steps={(7, 8)[group]}")):
         try:
@@ -254,6 +254,8 @@ def test_a_tournament_keeps_the_winner_and_its_values(tmp_path: Path) -> None:
     assert [line["from"] for line in first.values()] == [best] * 2
     assert first[0]["values"] == first[1]["values"] == next(
         line["values"] for line in records if line["kind"] == "start" and line["trial"] == best)
+    losses = {(line["trial"], line["rung"]): line["values"]["loss"] for line in records if line["kind"] == "result"}
+    assert losses[0, 0] != losses[1, 0] and all(losses[0, rung] == losses[1, rung] for rung in (1, 2, 3))
     hashes = {record(tmp_path / f"study/trials/{member:04d}")["parameters_sha256"] for member in range(2)}
     assert len(hashes) == 1                                      # one seed, one model, the same values since then
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from runs import record, write
 from standing import mpirun, train
 
+from mpitrain.autograd import Tensor
+from mpitrain.nn.elastic import in_use
+from mpitrain.plan.inspect import open_data
+from mpitrain.train.build.model import make_model
 from mpitrain.train.build.saved import load
 
 RESNET = """
@@ -102,6 +107,24 @@ def test_stages_of_blocks_that_are_left_out_and_slices_of_all_states_train_alike
     assert losses == pytest.approx([record(folder / "super")["metrics"]["loss"]] * 2, rel=1e-4)
 
 
+def test_a_run_moves_what_the_path_of_its_step_uses_and_nothing_else(folder: Path) -> None:
+    ran(2, folder / "run.toml", "step", "train.steps=1", "train.eval_every=1", "optimizer.schedule=constant")
+    saved = load(folder / "step")
+    elastic, first = saved.model.elastic, make_model(saved.config)
+    first.initialize(saved.config.run.seed)
+    with elastic.taken(elastic.draw(saved.config.run.seed, 0)):
+        used = in_use(saved.model)
+    before, left = first.state_dict(), 0
+    for name, parameter in saved.model.named_parameters():
+        mask = np.zeros(parameter.shape, bool)
+        if name in used:
+            mask[... if (index := used[name]) is None else np.ix_(*index)] = True
+        moved = saved.model.state_dict()[name] != before[name]
+        assert not moved[~mask].any() and (not mask.any() or moved[mask].mean() > 0.5), name
+        left += int((~mask).sum())
+    assert left > 100
+
+
 def test_a_sandwich_has_one_hash_on_any_ranks_with_recomputed_blocks_and_split_backwards(folder: Path) -> None:
     config, same = folder / "run.toml", ("model.sampling=sandwich",)
     one = ran(1, config, "s1", *same)
@@ -123,6 +146,19 @@ def test_a_path_that_is_cut_out_gives_the_same_metrics_and_is_trained_on(folder:
     went_on = train(1, folder / "cut/config.toml", f"model.init_from={folder / 'cut'}", f"run.out={folder / 'more'}",
                     "train.steps=12", "--overwrite")
     assert went_on.rc == 0, went_on.err
+
+
+def test_the_statistics_of_a_path_are_those_of_its_chunks_of_training_rows(folder: Path) -> None:
+    """The first norm's, by NumPy: means over 8 chunks of 64 rows of each chunk's mean and unbiased variance."""
+    done(folder, "cut", "super", "--path", "smallest", "--out", "small")
+    saved = load(folder / "small")
+    inputs = open_data(saved.config)
+    x = inputs.reader(saved.transforms).read(np.arange(512))[0].astype(np.float32)
+    y = saved.model["conv"](Tensor(x)).array.astype(np.float64).reshape(8, 64, 4, 64)       # type: ignore[index]
+    found = saved.model.state_dict()
+    np.testing.assert_allclose(found["norm.running_mean"], y.mean(axis=(1, 3)).mean(axis=0), rtol=1e-5)
+    variances = y.swapaxes(1, 2).reshape(8, 4, -1).var(axis=2, ddof=1).mean(axis=0)
+    np.testing.assert_allclose(found["norm.running_var"], variances, rtol=1e-5)
 
 
 def test_a_path_in_bfloat16_is_cut_out_to_the_bit(folder: Path) -> None:

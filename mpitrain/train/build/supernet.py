@@ -23,7 +23,8 @@ from mpitrain.config import Config
 from mpitrain.data import MicroBatch
 from mpitrain.errors import ConfigError, MeshError
 from mpitrain.nn import Module
-from mpitrain.nn.elastic import Elastic, in_use
+from mpitrain.nn.choices import Elastic
+from mpitrain.nn.elastic import in_use
 from mpitrain.optim import Optimizer
 from mpitrain.optim.sparing import Sparing
 from mpitrain.parallel.pipeline.inference import Inference
