@@ -271,5 +271,5 @@ def test_letters_that_the_locale_has_not_are_its_fault(tmp_path):
 
 def test_every_default_has_the_type_its_key_asks_for():
     assert set(SECTIONS) == {"run", "model", "data", "optimizer", "train", "mesh", "comm", "shrink", "lora", "distil",
-                             "sync", "workers", "privacy", "checkpoint", "stop", "average", "log"}
+                             "sync", "workers", "privacy", "checkpoint", "stop", "average", "energy", "log"}
     assert isinstance(Config(), Config)

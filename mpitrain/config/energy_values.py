@@ -21,10 +21,10 @@ def energy(config: Config) -> Iterator[Refusal]:
     if e.pue < 1:
         yield (f"energy.pue is what a room takes for each watt of its computers, 1 or more, found {written(e.pue)}",
                ("energy.pue",))
-    if e.source == "model" and not e.busy_watts:
-        yield ('energy.source = "model" estimates from the watts of a host, and energy.busy_watts is 0; set '
-               "energy.idle_watts and energy.busy_watts: a meter at the plug tells them, or `mpitrain bench energy` where there "
-               "are counters", ("energy.busy_watts", "energy.source"))
+    missing = [key for key in ("energy.idle_watts", "energy.busy_watts") if not getattr(e, key.partition(".")[2])]
+    if e.source == "model" and missing:
+        yield (f'energy.source = "model" estimates from the watts of a host, idle and busy, and {missing[0]} is 0; set both: a '
+               "meter at the plug tells them, or `mpitrain bench energy` where there are counters", (missing[0], "energy.source"))
     if 0 < e.busy_watts < e.idle_watts:
         yield (f"energy.busy_watts = {written(e.busy_watts)} is less than energy.idle_watts = {written(e.idle_watts)}; a host "
                "takes more with its cores at work", ("energy.busy_watts", "energy.idle_watts"))

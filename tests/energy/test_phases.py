@@ -157,6 +157,20 @@ def test_a_rank_counts_each_second_once_and_reads_the_clock_twice_a_span() -> No
     assert len(phases.words) == WORDS and phases.words[FIRST] == 0
 
 
+def test_seconds_of_a_moment_ago_are_taken_from_the_present_phase_and_then_from_the_one_before() -> None:
+    clock = Clock(1.0)
+    phases = PhaseClock(clock=clock)
+    phases.start()
+    clock.now = 2.0
+    with phases.span("compute", "forward 0"):
+        clock.now = 2.25
+
+        def known(lag: float) -> tuple[float, float]:
+            found = dict(zip(PHASES, seconds_of(phases.words, clock.now, lag) or []))
+            return found["other"], found["forward"]
+        assert [known(lag) for lag in (0.0, 0.125, 0.25, 0.5)] == [(1.0, 0.25), (1.0, 0.125), (1.0, 0.0), (0.75, 0.0)]
+
+
 class Counted:
     """A counter whose number is set by hand; None: it is lost."""
 

@@ -121,7 +121,9 @@ def test_a_country_is_found_by_its_letters_with_source_and_year_and_an_unknown_o
     ({"idle_watts": -1.0}, "energy.idle_watts must be a finite number, 0 or more, found -1"),
     ({"busy_watts": -2.0}, "energy.busy_watts must be a finite number"),
     ({"idle_watts": 60.0, "busy_watts": 50.0}, "energy.busy_watts = 50 is less than energy.idle_watts = 60"),
-    ({"source": "model"}, 'energy.source = "model" estimates from the watts of a host, and energy.busy_watts is 0'),
+    ({"source": "model", "idle_watts": 9.0}, 'energy.source = "model" estimates from the watts of a host, idle and busy, and '
+                                             "energy.busy_watts is 0"),
+    ({"source": "model", "busy_watts": 9.0}, "energy.idle_watts is 0"),
     ({"source": "rapl"}, 'energy.source = "rapl" is not there'), ({"carbon_g_per_kwh": -5.0}, "must be at least 0, found -5"),
     ({"carbon_g_per_kwh": "DX"}, 'energy.carbon_g_per_kwh = "DX" is no country of the table (did you mean "D'),
     ({"carbon_g_per_kwh": "germany"}, 'did you mean "DE" for Germany?'),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+
 import numpy as np
 import pytest
 from test_reducer import give, storage_of
@@ -154,3 +158,25 @@ def test_other_bounds_make_other_buckets_and_the_same_sums(clock):
             give(storage, {i: np.full(n, i + 1.0 + last) for i, n in enumerate((4, 3, 2, 5))})
         sums.append(reducer.finish().copy())
     assert all((found == sums[0]).all() and found.any() for found in sums)
+
+
+def test_several_listeners_get_each_span_in_one_order_and_all_hear_when_gradients_have_landed() -> None:
+    timeline, said = Timeline(), list[str]()
+
+    def listener(who: str) -> Callable[[str, str], AbstractContextManager[None]]:
+        @contextmanager
+        def spans(row: str, name: str) -> Iterator[None]:
+            said.append(f"{who} enters {row} {name}")
+            yield
+            said.append(f"{who} leaves")
+        return spans
+    for who in ("first", "second"):
+        timeline.listen(listener(who))
+        timeline.when_landed(partial(said.append, f"{who} hears"))
+    with timeline.span("compute", "forward 0"):
+        said.append("forward")
+    assert said == ["first enters compute forward 0", "second enters compute forward 0", "forward", "second leaves",
+                    "first leaves"]
+    timeline.begin(1)
+    timeline.finish(0.0)
+    assert said[5:] == ["first hears", "second hears"]

@@ -12,6 +12,7 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.progress import Progress
 from mpitrain.comm.shared.node import Node
 from mpitrain.config.energy import EnergyConfig
+from mpitrain.energy.phases import FIRST, PHASES, PLACE
 from mpitrain.energy.sources import Asked, Opened
 from mpitrain.energy.zones import Lost
 from mpitrain.errors import MissingError
@@ -46,10 +47,11 @@ class Counted:
 class Acted:
     """An observer on acted hosts, what it tells, and the counter of this rank's host, if it has opened one."""
 
-    def __init__(self, comm: Any, hosts: int, missing: Sequence[int] = (), source: str = "auto", **keys: Any):
+    def __init__(self, comm: Any, hosts: int, missing: Sequence[int] = (), source: str = "auto", *, free: int = 1 << 30,
+                 on_gpus: bool = True, **keys: Any):
         self.channel = Channel(comm.Dup(), "energy")
         self.host = comm.rank % hosts
-        self.node = Node(self.channel.comm, Progress(), color=self.host)  # type: ignore[arg-type]
+        self.node = Node(self.channel.comm, Progress(), color=self.host, free=lambda: free)  # type: ignore[arg-type]
         self.counter, self.told, self.more, self.notes = Counted(), list[str](), dict[str, Any](), list[str]()
         self.opened: list[Sequence[str]] = []
 
@@ -59,7 +61,7 @@ class Acted:
                 return Opened(None, MissingError("expected a counter, found none", file="/sys"))
             return Opened(self.counter, None)
         self.observer = EnergyUse(EnergyConfig(source=source, period_ms=10_000.0, **keys), self.channel, self.node, Timeline(),
-                                  notes=self.notes, opens=opens, host=f"node{self.host}", gpu=f"gpu{comm.rank}")
+                                  notes=self.notes, opens=opens, host=f"node{self.host}", gpu=f"gpu{comm.rank}" * on_gpus)
         plan = Plan(STEPS, STEPS, BATCH, 0, 0, False, 2)
         self.observer.begin(Watched(comm.rank, comm.size, 0, plan, None, self.told.append, self.more))
 
@@ -105,7 +107,7 @@ def test_a_host_without_a_counter_makes_the_sum_at_least_and_is_named(comm: Any)
     """Watts for an estimate are given: it is not mixed with what was measured."""
     if comm.size == 1:
         pytest.skip("one rank is one host")
-    acted = Acted(comm, 2, missing=[1], busy_watts=100.0)
+    acted = Acted(comm, 2, missing=[1], idle_watts=50.0, busy_watts=100.0)
     assert acted.notes == ["energy unknown on node1: expected a counter, found none (/sys)",
                            "energy is measured (powercap), read every 10000 ms"]
     lines = acted.steps(range(1, STEPS + 1), lambda step: 3.0 + step)
@@ -140,3 +142,25 @@ def test_a_counter_that_dies_is_unknown_from_there_on_and_told_once(comm: Any) -
 def test_a_source_that_is_named_and_on_no_host_is_refused_on_all_ranks(comm: Any) -> None:
     with pytest.raises(MissingError, match='energy: expected a counter, found none; set energy.source = "auto"'):
         Acted(comm, 1, missing=[0], source="powercap")
+
+
+def test_phases_of_all_ranks_of_a_host_are_counted_where_they_share_memory(comm: Any) -> None:
+    acted = Acted(comm, 1, on_gpus=False)
+    with acted.observer.timeline.span("evaluation", "evaluation at step 1"):
+        comm.Barrier()
+        seen, seconds = [int(words[PLACE]) - FIRST for words in acted.observer.words], acted.observer._phases()
+        comm.Barrier()
+    assert seen == [PHASES.index("evaluation")] * comm.size
+    assert seconds is not None and seconds[PHASES.index("evaluation")] > 0
+    acted.end()
+
+
+def test_where_ranks_of_a_host_cannot_share_memory_there_are_joules_and_no_phases(comm: Any) -> None:
+    acted = Acted(comm, 1, free=0, on_gpus=False)
+    lines = acted.steps(range(1, STEPS + 1), lambda step: 3.0 + step)
+    assert [line["joules"] for line in lines] == pytest.approx([2.0] * 3)
+    record = acted.end()
+    if comm.rank == 0 and comm.size > 1:
+        host, = record["energy"]["by_host"]
+        assert host["phases"] is None and "ranks of a host cannot see each other's phases: " in host["no_phases"]
+        assert "MiB free" in host["no_phases"] and record["energy"]["joules"] == pytest.approx(STEPS)

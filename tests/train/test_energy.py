@@ -146,7 +146,7 @@ def test_where_nobody_counts_it_is_unknown_and_never_zero(config: Path) -> None:
     (("energy.source=powercap", "energy.root=spoiled"), 65, ("E_DATA", 'expected a number of microjoules, found "12 J"')),
     (("energy.source=nvml",), 78, ("E_CONFIG", "nvidia-ml-py", "mpitrain[nvml]")),
     (("energy.source=auto", "energy.period_ms=1"), 78, ("energy.period_ms must lie between 5 and 10000",)),
-    (("energy.source=model",), 78, ("energy.busy_watts is 0",))])
+    (("energy.source=model",), 78, ("energy.idle_watts is 0",))])
 def test_what_is_wrong_is_told_in_one_line_before_the_first_step(keys: tuple[str, ...], status: int, words: tuple[str, ...],
                                                                  config: Path) -> None:
     (zone(config.parent / "spoiled", "intel-rapl:0", "package-0") / "energy_uj").write_text("12 J")

@@ -81,7 +81,8 @@ class EnergyUse(Observer):
         found = self.channel.gather_objects([opened.counter is not None, error, opened.gap])
         found = [found[first] for first in self.hosts]
         estimates = self.config.source == "model" or (
-            self.config.source == "auto" and self.config.busy_watts > 0 and not any(there for there, *_ in found))
+            self.config.source == "auto" and self.config.idle_watts > 0 < self.config.busy_watts
+            and not any(there for there, *_ in found))
         with guard.symmetric():
             if not estimates and not any(there for there, *_ in found):
                 self._refuse([why for _, why, _ in found if why])
