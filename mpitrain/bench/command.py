@@ -85,7 +85,7 @@ def fit(*, sizes: str | None, pairs: int, out: Path | None, name: str | None) ->
                              "as mpirun -n 4 python -m mpitrain bench fit --out here.toml")
         as_in_training(channel)
         threads.pin(1)
-        calibrate(world, report, out, name or out.stem)
+        calibrate(channel, world, report, out, name or out.stem)
     return measure
 
 
