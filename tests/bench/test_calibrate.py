@@ -39,7 +39,7 @@ def test_the_file_of_a_calibration_is_a_machine_with_tables_for_each_number_of_r
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["--out", "here.json"], "--out takes a file to write that ends in .toml, in a folder that is there to write to; found here.json"),
+    (["--out", "here.json"], "that ends in .toml, in a folder that is there to write to; found here.json"),
     (["--out", "nowhere/here.toml"], "--out takes a file to write that ends in .toml, in a folder that is there"),
     (["--name", "ours"], "--name is that of the machine in a file; give --out FILE, too")])
 def test_a_mistake_is_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
