@@ -1,0 +1,329 @@
+"""Plans: each is one that `train` accepts, with the memory that `inspect` says, and none that is faster is left out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from launch import mpirun
+
+from mpitrain.backend import keep_freed_memory
+from mpitrain.config import load_config
+from mpitrain.config.sections import STATES
+from mpitrain.data.importers import import_text
+from mpitrain.errors import ConfigError, MeshError, MissingError, MpitrainError, UsageError
+from mpitrain.machines.machine import load_machine
+from mpitrain.plan.inspect import inspect_config
+from mpitrain.plan.memory import forecast_of
+from mpitrain.plan.planner import search
+from mpitrain.plan.planner.bound import near, rough
+from mpitrain.plan.planner.candidates import Candidate, Cuts, candidate_of
+from mpitrain.plan.planner.command import plan_lines
+from mpitrain.plan.planner.problem import Problem
+from mpitrain.plan.planner.result import PARTS, figures
+from mpitrain.plan.planner.search import Plan, all_of, best_first
+from mpitrain.plan.planner.shortage import frugal
+from mpitrain.plan.planner.work import step_time, work_of
+from mpitrain.plan.prepare import grid_of, open_data, prepare
+from mpitrain.train.build.sizes import with_sizes
+
+LAYERS, HEADS, WIDTH, BLOCK = 3, 2, 16, 8
+GPT = f"""
+[model]
+name = "gpt"
+layers = {LAYERS}
+heads = {HEADS}
+width = {WIDTH}
+block = {BLOCK}
+dropout = 0.1
+[data]
+path = "tokens"
+validation = 0
+[train]
+steps = 4
+batch_size = 16
+[log]
+every = 1
+progress_s = 0
+"""
+MACHINE = """
+name = "made-up"
+flops = {float32 = 1e10}
+efficiency = 0.5
+memory_bandwidth = 1e10
+memory_bytes = 1e9
+collective_s = 5e-6
+message_s = 2e-6
+spread = 0.02
+%s
+[[levels]]
+name = "host"
+ranks = 4
+alpha = 1e-5
+beta = 1e-9
+gamma = 1e-10
+[[levels]]
+name = "net"
+ranks = 0
+alpha = 5e-5
+beta = %s
+gamma = 1e-10
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """gpt.toml with its tokens, and machines."""
+    found = tmp_path_factory.mktemp("plans")
+    (found / "corpus.txt").write_text("".join(chr(97 + i * i % 23) for i in range(2000)))
+    import_text(found / "corpus.txt", found / "tokens")
+    (found / "gpt.toml").write_text(GPT)
+    (found / "made-up.toml").write_text(MACHINE % ("busy_watts = 20.0\nidle_watts = 5.0", 1e-8))
+    (found / "slow.toml").write_text(MACHINE % ("", 1e-6))
+    (found / "mlp.toml").write_text('[model]\nname = "mlp"\ninputs = 64\nhidden = [48, 32]\noutputs = 10\n'
+                                    '[data]\npath = "digits"\n[train]\nsteps = 4\nbatch_size = 24\n')
+    return found
+
+
+@pytest.fixture(scope="module")
+def gpt(folder: Path) -> Problem:
+    return Problem(load_config(folder / "gpt.toml", []), load_machine(folder / "made-up.toml"))
+
+
+@pytest.fixture(scope="module")
+def plans(gpt: Problem) -> dict[int, list[Plan]]:
+    """The best of 4 and of 8 ranks."""
+    return {ranks: list(islice(best_first(gpt, ranks), 12)) for ranks in (4, 8)}
+
+
+def every(problem: Problem, ranks: int) -> list[Candidate]:
+    """All candidates that `allows` lets pass, and that can be cut so."""
+    return [c for c in all_of(problem, ranks) if problem.allows(c) and problem.cut(c) is not None]
+
+
+def test_memory_of_a_plan_is_that_of_inspect(folder: Path, gpt: Problem, plans: dict[int, list[Plan]]) -> None:
+    """From the command line's keys, through what `inspect` calls, with another model and none of the planner's passes."""
+    inputs = open_data(gpt.written)
+    for ranks, found in plans.items():
+        others = [c for c in every(gpt, ranks)[::37] if gpt.accepts(c)]
+        assert len({c.cuts for c in others}) > 3 and {c.sharding for c in others} == {*STATES}
+        for c, forecast in [*((plan.candidate, plan.forecast) for plan in found), *((c, gpt.forecast(c)) for c in others)]:
+            config = with_sizes(load_config(folder / "gpt.toml", c.overrides(gpt.written)), inputs)
+            keep_freed_memory()
+            run = prepare(config, grid_of(config, ranks), inputs)
+            assert forecast_of(run.config, run.placed(), inputs) == forecast, c
+            assert forecast.stages[0].pool
+
+
+def test_inspect_accepts_every_plan(folder: Path, plans: dict[int, list[Plan]], gpt: Problem) -> None:
+    for ranks, found in plans.items():
+        assert len(found) == 12
+        for plan in found[::3]:
+            lines = inspect_config(load_config(folder / "gpt.toml", plan.candidate.overrides(gpt.written)), ranks)
+            assert "parameters" in next(lines)
+
+
+def test_what_the_planner_lets_pass_and_drops_is_what_inspect_does(folder: Path, gpt: Problem) -> None:
+    """One candidate of 4 ranks for each schedule and sharding on each of some meshes: those that are refused, too."""
+    said = list[bool]()
+    chosen = {(c.cuts, c.schedule, c.sharding): c for c in all_of(gpt, 4) if c.cuts.pp == 2 or c.cuts.tp == 2}
+    for c in list(chosen.values())[::3]:
+        passed = gpt.allows(c) and gpt.cut(c) is not None and gpt.accepts(c)
+        try:
+            next(inspect_config(load_config(folder / "gpt.toml", c.overrides(gpt.written)), 4))
+        except MpitrainError:
+            said.append(False)
+        else:
+            said.append(True)
+        assert passed == said[-1], c
+    assert {*said} == {True, False}
+
+
+@pytest.mark.parametrize(("machine", "ranks"), [("made-up.toml", 1), ("made-up.toml", 8), ("slow.toml", 4)])
+def test_the_first_plans_are_the_fastest_of_all_candidates(folder: Path, machine: str, ranks: int) -> None:
+    problem = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / machine))
+    steps = sorted((step_time(problem, c).total, c) for c in every(problem, ranks))
+    found = list(islice(best_first(problem, ranks), 10))
+    expected = list(islice((total for total, c in steps if problem.accepts(c)), len(found)))
+    assert [plan.step.total for plan in found] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("machine", ["made-up.toml", "slow.toml"])
+def test_no_step_is_below_its_bounds_and_parts_add_up(folder: Path, machine: str) -> None:
+    problem = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / machine))
+    for c in every(problem, 8)[::5]:
+        step = step_time(problem, c)
+        assert rough(problem, c) <= near(problem, c) * (1 + 1e-9) <= step.total * (1 + 2e-9), c
+        assert sum(getattr(step, part) for part in PARTS) == pytest.approx(step.total)
+
+
+def test_few_candidates_of_many_are_timed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(load_config(folder / "gpt.toml", ["train.batch_size=64"]), load_machine(folder / "made-up.toml"))
+    timed = list[Candidate]()
+
+    def counting(problem: Problem, c: Candidate) -> object:
+        timed.append(c)
+        return step_time(problem, c)
+    monkeypatch.setattr(search, "step_time", counting)
+    next(best_first(problem, 64))
+    assert len(timed) < len(list(all_of(problem, 64))) / 3
+
+
+def test_collectives_of_layers_are_those_of_megatron(gpt: Problem) -> None:
+    """Two all-reduces of (rows, positions, width) forward and two backward in each block (Shoeybi et al., 2019, figure 4)."""
+    c = Candidate(Cuts(1, 1, 1, 2), 2, "1f1b", 1, 2, "none", False)
+    heard, rows = gpt.traffic(c.cuts), gpt.rows(c)
+    assert rows == 4
+    for block in heard[1:1 + LAYERS]:
+        for way in (block.forward, block.backward):
+            assert [(one.operation, one.axes, one.nbytes, one.count) for one in way] == [
+                ("all_reduce", ("tp",), 4 * BLOCK * WIDTH, 2)]
+    once, again = (work_of(gpt, c._replace(recompute=which)).stages[0] for which in (False, True))
+    assert sum(one.count for one in again.in_backward) == sum(one.count for one in (*once.in_backward, *once.in_forward))
+    assert again.backward == pytest.approx(once.backward + once.forward)
+
+
+def test_keys_and_values_go_once_round_the_ring_forward(gpt: Problem) -> None:
+    """n - 1 messages of a rank's keys and values in each block: an all-gather of all of them (Liu et al., 2023)."""
+    block = gpt.traffic(Cuts(1, 1, 4, 1))[1]
+    assert sum(one.nbytes * one.count for one in block.ring_forward) == pytest.approx(4 * 2 * BLOCK * WIDTH)
+    assert not block.forward and sum(one.nbytes * one.count for one in block.ring_backward) > 4 * 2 * BLOCK * WIDTH
+
+
+def test_all_gradients_travel_once_a_step(gpt: Problem) -> None:
+    """The bytes of buckets are those of the parameters, on the stage that has them, whatever states are cut."""
+    c = Candidate(Cuts(2, 1, 1, 1), 2, "interleaved", 2, 4, "none", False)
+    cut = gpt.cut(c)
+    assert cut is not None
+    n_bytes = 4 * sum(layout.size for layout in cut.layouts)
+    for sharding, way in (("none", "all_reduce"), ("optimizer", "reduce_scatter"), ("gradients", "reduce_scatter"),
+                          ("parameters", "reduce_scatter")):
+        work = work_of(gpt, c._replace(sharding=sharding))
+        buckets = [bucket for stage in work.stages for bucket in stage.buckets]
+        assert sum(bucket.nbytes for bucket in buckets) == n_bytes and {bucket.operation for bucket in buckets} == {way}
+        gathered = [one for stage in work.stages for one in stage.fetched_forward if one.operation == "all_gather"]
+        assert sum(one.nbytes for one in gathered) == (n_bytes if sharding == "parameters" else 0)
+        assert bool(work.after) == (sharding in ("optimizer", "gradients"))
+
+
+def test_the_configuration_itself_is_a_candidate(gpt: Problem) -> None:
+    config = load_config(Path(gpt.written.folder) / "gpt.toml", ["mesh.pp=2", "mesh.tp=2", "train.micro_batches=8"])
+    c = candidate_of(config, 8)
+    assert c.mesh == {"pp": 2, "dp": 2, "ep": 1, "cp": 1, "tp": 2} and c.micro_batches == 4
+    assert c.overrides(config) == ["mesh.dp=2"]
+
+
+def test_joules_are_estimated_from_watts_or_unknown(folder: Path, plans: dict[int, list[Plan]], gpt: Problem) -> None:
+    plan = plans[4][0]
+    busy = plan.step.compute + plan.step.update
+    expected = 4 * (20.0 * busy + 5.0 * (plan.step.total - busy)) / 16
+    assert figures(gpt, plan).joules == pytest.approx(expected)
+    unknown = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / "slow.toml"))
+    assert figures(unknown, next(best_first(unknown, 2))).joules is None
+
+
+def test_the_command_prints_lines_that_run_and_writes_json(folder: Path, tmp_path: Path) -> None:
+    lines = list(plan_lines(folder / "gpt.toml", ["train.batch_size=12"], ranks="4", machine=str(folder / "made-up.toml"), top=2,
+                            json_file=tmp_path / "plans.jsonl"))
+    plans = [json.loads(line) for line in (tmp_path / "plans.jsonl").read_text().splitlines()]
+    assert [plan["place"] for plan in plans] == [1, 2]
+    for plan in plans:
+        assert sum(seconds for part, seconds in plan["seconds"].items() if part != "total") == pytest.approx(
+            plan["seconds"]["total"])
+        command = f"mpirun -n 4 python -m mpitrain train {folder / 'gpt.toml'} train.batch_size=12 {' '.join(plan['overrides'])}"
+        assert f"{plan['place']}: {command}" in lines
+        assert plan["samples_per_s"] == pytest.approx(12 / plan["seconds"]["total"])
+        assert 0 < plan["efficiency"] <= 1.01
+        assert plan["memory"]["bytes"] == max(stage["pool"] for stage in plan["memory"]["stages"]) <= plan["memory"]["limit"]
+    said = "\n".join(lines)
+    assert "compute: assumed: 50% of the peak of made-up" in said and "joules: estimated by the machine file made-up" in said
+
+
+def test_a_range_of_ranks_is_a_curve(folder: Path, tmp_path: Path) -> None:
+    lines = list(plan_lines(folder / "gpt.toml", [], ranks="3..8", machine=str(folder / "slow.toml"),
+                            json_file=tmp_path / "curve.jsonl"))
+    points = [json.loads(line) for line in (tmp_path / "curve.jsonl").read_text().splitlines()]
+    assert [point["ranks"] for point in points] == [3, 4, 8] and {point["place"] for point in points} == {1}
+    assert [line.split()[0] for line in lines[2:5]] == ["3", "4", "8"]
+    assert "joules: unknown: the machine file has no watts" in lines and "unknown" in lines[2]
+    seconds = [point["seconds"]["total"] for point in points]
+    assert all(point["efficiency"] <= 1.01 for point in points) and seconds[0] > seconds[1]
+
+
+def test_where_nothing_fits_it_is_said_what_takes_the_memory_and_how_many_ranks_would_do(folder: Path, gpt: Problem) -> None:
+    enough = min(need.memory for need in frugal(gpt, 4))
+    assert enough < min(need.memory for need in frugal(gpt, 2))
+    path = folder / "narrow.toml"
+    path.write_text(MACHINE.replace("1e9", str(enough)) % ("", 1e-8))
+    with pytest.raises(MeshError) as told:
+        list(plan_lines(folder / "gpt.toml", [], ranks="2", machine=str(path)))
+    assert "no mesh of 2 ranks holds this model" in told.value.message and "activations" in told.value.message
+    needed = int(told.value.message.split("; ")[-1].split()[0])
+    assert 2 < needed <= 4
+    assert any(need.memory <= enough for need in frugal(gpt, needed))
+    assert not any(need.memory <= enough for n in range(3, needed) for need in frugal(gpt, n))
+
+
+WRONG: list[tuple[str, list[str], str, type[MpitrainError], str]] = [
+    ("0", [], "made-up.toml", UsageError, "--ranks must be at least 1, found 0"),
+    ("-2", [], "made-up.toml", UsageError, 'found "-2"'),
+    ("many", [], "made-up.toml", UsageError, "--ranks is a number, or two with .. between them"),
+    ("8..2", [], "made-up.toml", UsageError, "write 2..8"),
+    ("2..4..8", [], "made-up.toml", UsageError, "--ranks is a number, or two"),
+    ("6", [], "made-up.toml", UsageError, "leaves a host of made-up partly empty: 4 ranks share one; give 4 or 8"),
+    ("4", [], "dgx-a10", MissingError, 'did you mean "dgx-a100"'),
+    ("4", [], "nowhere.toml", MissingError, "expected a machine file"),
+    ("4", ["mesh.site=2"], "made-up.toml", ConfigError, "plan does not know runs with mesh.site"),
+    ("4", ["comm.compress=int8"], "made-up.toml", ConfigError, "plan does not know runs with comm.compress"),
+    ("64", ["model.name=lenet", "model.channels=1", "model.size=8"], "made-up.toml", MpitrainError, ""),
+    ("4", ["train.precision=float64"], "made-up.toml", ConfigError, "has no flops of float64"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "keys", "machine", "kind", "words"), WRONG)
+def test_bad_input_is_one_line(folder: Path, ranks: str, keys: Sequence[str], machine: str, kind: type[MpitrainError],
+                               words: str) -> None:
+    with pytest.raises(kind) as told:
+        list(plan_lines(folder / ("mlp.toml" if keys and "lenet" in keys[0] else "gpt.toml"), keys, ranks=ranks,
+                        machine=str(folder / machine) if machine.endswith(".toml") else machine))
+    assert words in told.value.message and "\n" not in told.value.message
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("beta = 1e-08", "", 'beta of level "net"'), ("alpha = 1e-5", "alpha = -1e-5", "0 or more"),
+    ("memory_bandwidth = 1e10", "memory_bandwidth = -1", "above 0"), ("efficiency", "efficency", "efficency")])
+def test_a_wrong_machine_file_is_one_line(folder: Path, tmp_path: Path, old: str, new: str, words: str) -> None:
+    text = (folder / "made-up.toml").read_text()
+    assert old in text
+    (tmp_path / "wrong.toml").write_text(text.replace(old, new))
+    with pytest.raises(ConfigError) as told:
+        list(plan_lines(folder / "gpt.toml", [], ranks="4", machine=str(tmp_path / "wrong.toml")))
+    assert words in told.value.message and told.value.file == str(tmp_path / "wrong.toml")
+
+
+def test_a_batch_smaller_than_the_data_parallel_ranks_is_refused(folder: Path) -> None:
+    (folder / "one.py").write_text("from mpitrain import nn\n\ndef model():\n    return nn.Linear(64, 10)\n")
+    (folder / "one.toml").write_text('[model]\nname = "one.py:model"\n[data]\npath = "digits"\n'
+                                     '[train]\nsteps = 2\nbatch_size = 8\n')
+    with pytest.raises(MeshError, match=r"train.batch_size = 8 is smaller than the data-parallel ranks: .* has 16 or more"):
+        list(plan_lines(folder / "one.toml", [], ranks="16", machine=str(folder / "made-up.toml")))
+
+
+def test_plans_train_and_a_run_is_told_beside_its_prediction(folder: Path, gpt: Problem, tmp_path: Path) -> None:
+    """Some plans of 2 ranks in one job; a run without log.machine imports nothing of the planner."""
+    chosen = {plan.candidate.cuts: plan.candidate.overrides(gpt.written) for plan in islice(best_first(gpt, 2), 40)}
+    assert len(chosen) >= 3
+    result = mpirun(2, str(Path(__file__).with_name("planner_program.py")), str(folder / "gpt.toml"), str(tmp_path),
+                    json.dumps(list(chosen.values())), timeout=120)
+    assert result.rc == 0, result.err
+    told = json.loads((tmp_path / "beside/run.json").read_text())["plan"]
+    lines = [json.loads(line) for line in (tmp_path / "beside/metrics.jsonl").read_text().splitlines()]
+    steps = [line["step_s"] for line in lines if "step_s" in line]
+    assert told["measured"]["steps"] == len(steps) and min(steps) <= told["measured"]["median"] <= max(steps)
+    expected = step_time(gpt, candidate_of(gpt.config, 2))
+    assert told["machine"] == "made-up" and told["predicted"]["total"] == pytest.approx(expected.total)
+    assert told["predicted_over_measured"] == pytest.approx(expected.total / told["measured"]["median"])
+    assert "plan" not in json.loads((tmp_path / "0/run.json").read_text())
