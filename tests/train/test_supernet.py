@@ -204,6 +204,7 @@ def test_what_a_supernet_cannot_is_refused_by_name(folder: Path, words: tuple[st
 
 def test_layers_are_not_cut_and_a_plain_run_has_no_paths(folder: Path) -> None:
     config = folder / "run.toml"
+    assert 'a supernet of 1,764 networks, model.sampling = "uniform"' in done(folder, "inspect", "run.toml")
     found = train(2, config, "mesh.tp=2", "train.reproducible=run", "run.out=x")
     assert found.rc != 0 and "set mesh.tp = 1" in found.err
     assert ran(1, config, "alone", "model.path=smallest")

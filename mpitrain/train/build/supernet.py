@@ -9,7 +9,7 @@ one that was not interrupted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,9 @@ class Supernet(Extension):
         if self.elastic.rule == "sandwich" and self.n_micro % SANDWICH:
             raise self.config.wrong(f'model.sampling = "sandwich" takes micro-batches by fours, found {self.n_micro} in a step; '
                                     f"set train.micro_batches to a multiple of {SANDWICH}", ("train.micro_batches",))
+
+    def described(self, steps: int) -> Sequence[str]:
+        return [f'a supernet of {self.elastic.count:,} networks, model.sampling = "{self.elastic.rule}"']
 
     def optimizer(self, made: Optimizer, policy: Policy, control: Channel, steps: int) -> Optimizer:
         self.policy = policy
