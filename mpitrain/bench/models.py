@@ -96,7 +96,7 @@ def bench_models(channel: Channel, world: World, report: Report, *, models: Sequ
     report.line(f"models on {world.size} rank{'s' * (world.size > 1)}, {threads} thread{'s' * (threads > 1)} each, batches of "
                 f"{batch}, {precision}; medians of {steps}\n"
                 f"a multiply-add is 2 operations, and a step has {TRAINING} times those of forward\n"
-                f"joules are {f'unknown: {energy.why}' if energy.why else 'all that the processor packages of one node use'}\n"
+                f"joules are {f'unknown: {energy.why}' if energy.why else 'all that processors and memory of one node use'}\n"
                 f"{'model':<20}{'parameters':>12}{'M mult-adds':>12}{'MiB':>8}{'kept MiB':>9}{'forward ms':>11}{'step ms':>10}"
                 f"{'GFLOP/s':>8}{'J a step':>9}")
     for name, how in zip(models, chosen):

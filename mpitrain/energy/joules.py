@@ -2,16 +2,24 @@
 
     run.json         "energy": the whole run, once it is done
     metrics.jsonl    "joules" of each line: since the line before, null where they are unknown
+
+Which of several batch sizes, or other choices, is best is a question of what counts: joules, time, or both. `cost` is Zeus's
+(You, Chung, Chowdhury, 2208.06102), in joules: eta 1 asks for energy alone, 0 for time alone.
+
+    cost = eta * joules to the target + (1 - eta) * most watts * seconds to the target
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from mpitrain.energy.report import UNKNOWN
+from mpitrain.errors import UsageError
+
+Choice = TypeVar("Choice")
 
 
 class JoulesOfRun(NamedTuple):
@@ -53,6 +61,24 @@ def joules_to(folder: Path, metric: str, target: float, *, higher: bool = True) 
             joules = line.get("joules")
             used = None if used is None or joules is None else used + joules
     return None
+
+
+def cost(joules: float | None, seconds: float, *, eta: float, most_watts: float) -> float:
+    """Zeus's cost of a run to its target; `most_watts` are those of the hosts at full load. UsageError for unknown joules, where
+    they count, and for an eta that is no share."""
+    if not 0 <= eta <= 1:
+        raise UsageError(f"eta is the share that energy has in the cost, 0 to 1, found {eta:g}")
+    if joules is None and eta > 0:
+        raise UsageError("the cost needs joules, and those of this run are unknown; set eta to 0, or name an energy.source that "
+                         "counts them")
+    return eta * (joules or 0.0) + (1 - eta) * most_watts * seconds
+
+
+def cheapest(tried: Mapping[Choice, tuple[float | None, float]], *, eta: float, most_watts: float) -> Choice:
+    """The choice, a batch size say, whose (joules, seconds) to the target cost least; of equal ones the first."""
+    if not tried:
+        raise UsageError("nothing was tried, so nothing is cheapest; give the joules and seconds of one choice or more")
+    return min(tried, key=lambda choice: cost(*tried[choice], eta=eta, most_watts=most_watts))
 
 
 def _samples(line: dict[str, Any]) -> float:

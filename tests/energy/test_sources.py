@@ -16,12 +16,12 @@ from trees import set_joules, zone
 from mpitrain.config import Config, changed
 from mpitrain.config.values import check_values
 from mpitrain.energy.carbon import grams, intensity, table
-from mpitrain.energy.joules import NONE, JoulesOfRun, joules_of_run, joules_to
+from mpitrain.energy.joules import NONE, JoulesOfRun, cheapest, cost, joules_of_run, joules_to
 from mpitrain.energy.nvml import Gpus, load
 from mpitrain.energy.report import in_joules, line, together
 from mpitrain.energy.sources import Asked, open_counters, source_words
 from mpitrain.energy.zones import Lost
-from mpitrain.errors import ConfigError, MissingError
+from mpitrain.errors import ConfigError, MissingError, UsageError
 
 FAKE = Path(__file__).parent / "fake/pynvml.py"
 
@@ -198,3 +198,28 @@ def test_joules_of_a_run_are_read_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     (tmp_path / "run.json").unlink()
     assert joules_of_run(tmp_path) == NONE and joules_to(tmp_path, "accuracy", 0.9) is None
+
+
+# Batch size: joules a sample, samples a second, epochs of 50,000 samples to the target. Large batches are fast and need epochs.
+BATCHES = {32: (0.0120, 4_000.0, 10), 64: (0.0085, 7_000.0, 10), 128: (0.0070, 11_000.0, 11), 256: (0.0068, 15_000.0, 13),
+           512: (0.0070, 17_000.0, 19)}
+
+
+@pytest.mark.parametrize(("eta", "best"), [(0.0, 256), (0.5, 256), (1.0, 128)])
+def test_the_cheapest_batch_size_is_that_of_the_table(eta: float, best: int) -> None:
+    """By whole numbers: millijoules to the target, and milliseconds times 300 W."""
+    tried = {batch: (joules * 50_000 * epochs, 50_000 * epochs / rate) for batch, (joules, rate, epochs) in BATCHES.items()}
+    table = {batch: round(1e4 * (eta * round(1e4 * joules) / 1e4 + (1 - eta) * 300 / rate) * epochs * 5)
+             for batch, (joules, rate, epochs) in BATCHES.items()}
+    assert cheapest(tried, eta=eta, most_watts=300.0) == min(table, key=table.__getitem__) == best
+    assert cost(*tried[best], eta=eta, most_watts=300.0) == pytest.approx(table[best], rel=1e-3)
+
+
+def test_a_cost_needs_a_share_and_joules_that_are_known() -> None:
+    assert cost(None, 2.0, eta=0.0, most_watts=100.0) == 200.0
+    for joules, eta, said in ((None, 0.5, "those of this run are unknown"), (1.0, 1.5, "0 to 1, found 1.5"),
+                              (1.0, -1.0, "found -1")):
+        with pytest.raises(UsageError, match=said):
+            cost(joules, 2.0, eta=eta, most_watts=100.0)
+    with pytest.raises(UsageError, match="nothing was tried"):
+        cheapest({}, eta=1.0, most_watts=1.0)
