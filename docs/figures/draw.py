@@ -15,6 +15,7 @@ import configparser
 import json
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -211,7 +212,7 @@ def layers() -> str:
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     rows = setup["importlinter:contract:flow"]["layers"].replace("mpitrain.", "").split("\n")
-    return "`" + " > ".join(row.strip() for row in rows if row.strip()) + "`\n"
+    return textwrap.fill("`" + " > ".join(row.strip() for row in rows if row.strip()) + "`", 160) + "\n"
 
 
 def fill(page: str, records: list[Record]) -> str:
