@@ -3,7 +3,7 @@
     run.json         "energy": the whole run, once it is done
     metrics.jsonl    "joules" of each line: since the line before, null where they are unknown
 
-Which of several batch sizes, or other choices, is best is a question of what counts: joules, time, or both. `cost` is that of Zeus
+Which of several batch sizes, or other choices, is best is a question of what counts: joules, time, or both. `cost` is Zeus's
 (You, Chung, Chowdhury, 2208.06102), in joules: eta 1 asks for energy alone, 0 for time alone.
 
     cost = eta * joules to the target + (1 - eta) * most watts * seconds to the target
