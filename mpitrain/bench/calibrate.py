@@ -32,6 +32,7 @@ from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time
 from mpitrain.bench.train import Memory
 from mpitrain.comm.job.start import World
+from mpitrain.comm.messages.channel import Channel
 from mpitrain.data.loader import SampleReader
 from mpitrain.machines.machine import MachineFile, to_toml
 from mpitrain.machines.measured import fingerprint
@@ -42,11 +43,11 @@ WATCHED = 0.5                                                 # seconds of a loo
 NODE, NETWORK = "node", "network"
 
 
-def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile:
+def calibrate(channel: Channel, world: World, report: Report, out: Path, name: str) -> MachineFile:
     """Measures, prints and, on rank 0, writes `out`. Collective; every rank gets the same machine."""
-    nodes = nodes_of(world)
+    nodes = nodes_of(channel)
     node, cores = nodes[0], len(os.sched_getaffinity(0))
-    peaks = on_some(world, [0], lambda _: {kind: peak_flops(kind) for kind in ("float32", "float64")})
+    peaks = on_some(channel, world, [0], lambda _: {kind: peak_flops(kind) for kind in ("float32", "float64")})
     report.line(f"peak of a core: {peaks['float32'] / 1e9:.1f} GFLOP/s in float32")
     products = rates(world)
     for row in products:
@@ -56,10 +57,10 @@ def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile
     for kind in ("products", "memory", "training"):
         report.line(f"{kind} with 1 to {len(node)} ranks of a node at work: times as long as alone: " +
                     ", ".join(f"{factor:.2f}" for factor in busy[kind]))
-    by_ranks = {str(n): on_some(world, node[:n], exchange_of) for n in range(1, len(node) + 1)}
+    by_ranks = {str(n): on_some(channel, world, node[:n], exchange_of) for n in range(1, len(node) + 1)}
     for n, found in by_ranks.items():
         report.line(exchange_line(n, found))
-    between = on_some(world, [ranks[0] for ranks in nodes], between_nodes) if len(nodes) > 1 else None
+    between = on_some(channel, world, [ranks[0] for ranks in nodes], between_nodes) if len(nodes) > 1 else None
     if between is not None:
         report.line(f"between {len(nodes)} nodes: alpha {in_time(between['alpha'])}, beta {between['beta'] * 1e9:.3f} ns/B; "
                     f"{between['overlap']:.0%} of an exchange hides behind work")
@@ -68,15 +69,15 @@ def calibrate(world: World, report: Report, out: Path, name: str) -> MachineFile
         efficiency=min(1.0, statistics.median(row["alone"] for row in products) / peaks["float32"]),
         memory_bandwidth=busy["memory_bytes_s"], memory_bytes=memory_of_host() / len(node),
         collective_s=by_ranks[str(len(node))].get("collective_s", 0.0), message_s=by_ranks[str(len(node))].get("message_s", 0.0),
-        reader_bytes_s=on_some(world, [0], lambda _: read_rate()), cores=cores,
+        reader_bytes_s=on_some(channel, world, [0], lambda _: read_rate()), cores=cores,
         overlap=between["overlap"] if between is not None else 0.0,
-        spread=on_some(world, node, lambda part: spread(part, min(len(node), cores))),
+        spread=on_some(channel, world, node, lambda part: spread(part, min(len(node), cores))),
         measured={"fingerprint": fingerprint(), "ranks": world.size, "nodes": len(nodes), "cores": cores,
                   "operation_s": operation_seconds(world), "products": products, "contention": busy, "by_ranks": by_ranks,
                   **({} if between is None else {"between": between})},
         sources=dict.fromkeys(("flops", "efficiency", "memory_bandwidth", "levels", "collective_s", "message_s", "reader_bytes_s",
                                "spread"), f"measured by bench fit on {cpu_name()}, {world.size} ranks, {datetime.date.today()}"))
-    idle, at_work = watts(world, node)
+    idle, at_work = watts(channel, world, node)
     machine = replace(machine, idle_watts=idle, busy_watts=at_work)
     report.line(f"reading {machine.reader_bytes_s / 1e9:.2f} GB/s, spread of ranks {machine.spread:.3f}, watts of a rank "
                 + (f"{machine.idle_watts:.1f} asleep, {machine.busy_watts:.1f} at work" if machine.busy_watts else
@@ -151,7 +152,7 @@ def read_rate() -> float:
         return READ * ROW / statistics.median(times)
 
 
-def watts(world: World, node: list[int]) -> tuple[float, float]:
+def watts(channel: Channel, world: World, node: list[int]) -> tuple[float, float]:
     """Watts of a rank's share of the packages of the first node, asleep and at work; nothing where nobody counts. Collective."""
     energy, found = Energy() if world.rank == 0 else None, [0.0, 0.0]
     for place, working in enumerate((False, world.rank in node)):
@@ -165,5 +166,5 @@ def watts(world: World, node: list[int]) -> tuple[float, float]:
             together(world)
         joules = None if energy is None else energy.joules()
         found[place] = (joules or 0.0) / (time.perf_counter() - began) / len(node)
-    idle, at_work = world.comm.bcast(found, root=0)
+    idle, at_work = channel.broadcast_object(found)
     return float(idle), float(at_work)

@@ -20,9 +20,11 @@ import numpy as np
 from mpitrain import nn
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.backend import random
+from mpitrain.bench.pairs import quartiles
 from mpitrain.comm.job.start import World
 
 WINDOW = 0.3                      # seconds of one measurement: a hundred times the scheduler's slice
+AT_ONCE = 0.001                   # seconds of calls that are timed together
 ASLEEP = 0.002                    # seconds between looks whether the others are done
 SHAPES = ((128, 784, 1024), (768, 128, 512), (768, 512, 128), (64, 64, 64), (512, 512, 512))      # (rows, inputs, outputs)
 STREAM = 16 << 20                 # bytes of each of three arrays: beyond the caches
@@ -31,21 +33,31 @@ SMALL = 8                         # elements of an operation that is all interpr
 
 
 def when_busy(world: World, working: bool, run: Callable[[], Any], window: float = WINDOW) -> float:
-    """Processor seconds of a call of `run` on the slowest of the ranks that are `working`, all at once. Collective."""
+    """Processor seconds of a call of `run`, the lower quartile, on the slowest of the ranks that are `working`, all at once.
+    Collective."""
     seconds = np.zeros(1)
     if working:
         run()
     together(world)
     if working:
-        calls, began, spent = 0, time.perf_counter(), time.thread_time()
-        while time.perf_counter() - began < window or not calls:
-            run()
-            calls += 1
-        seconds[0] = (time.thread_time() - spent) / calls
+        seconds[0] = seconds_of_call(run, window)
     together(world)
     everyone = np.zeros(world.size)
     world.comm.Allgather(seconds, everyone)
     return float(everyone.max())
+
+
+def seconds_of_call(run: Callable[[], Any], window: float) -> float:
+    """The lower quartile, over a window, of a call's processor seconds; short calls are timed together."""
+    began, spent = time.perf_counter(), time.thread_time()
+    run()
+    calls, times = max(1, round(AT_ONCE / max(time.thread_time() - spent, 1e-7))), list[float]()
+    while time.perf_counter() - began < window or not times:
+        spent = time.thread_time()
+        for _ in range(calls):
+            run()
+        times.append((time.thread_time() - spent) / calls)
+    return quartiles(times)[0]
 
 
 def together(world: World) -> None:

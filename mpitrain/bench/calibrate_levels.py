@@ -60,7 +60,7 @@ class Costs(NamedTuple):
     points: list[list[float]]
 
 
-def on_some(world: World, ranks: Sequence[int], measure: Callable[[World], Any]) -> Any:
+def on_some(channel: Channel, world: World, ranks: Sequence[int], measure: Callable[[World], Any]) -> Any:
     """What `measure` finds on these ranks, a world of their own, while the others sleep; every rank gets the first one's.
     Collective."""
     inside, found = world.rank in ranks, None
@@ -69,12 +69,12 @@ def on_some(world: World, ranks: Sequence[int], measure: Callable[[World], Any])
         found = measure(World(comm, comm.rank, comm.size))
     together(world)
     comm.Free()
-    return world.comm.bcast(found, root=ranks[0])
+    return channel.broadcast_object(found, ranks[0])
 
 
-def nodes_of(world: World) -> list[list[int]]:
+def nodes_of(channel: Channel) -> list[list[int]]:
     """The ranks of each host, in the order of their first ones. Collective."""
-    hosts = world.comm.allgather(socket.gethostname())
+    hosts = channel.gather_objects(socket.gethostname())
     return [[rank for rank, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
 
 

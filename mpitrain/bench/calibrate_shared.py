@@ -51,7 +51,7 @@ def by_shared_memory(world: World) -> tuple[float, float]:
         both = [[clock.time(partial(often, run, PROBES)) / PROBES for _ in range(TURNS)]
                 for run in (prepared.run, lambda: prepared.start().wait())]
         alone, apart = (quartiles(times)[0] for times in both)
-        return max(0.0, apart - alone), in_turns(world, prepared.run)
+        return max(0.0, apart - alone), in_turns(channel, prepared.run)
 
 
 def often(run: Callable[[], Any], calls: int) -> None:
@@ -59,14 +59,14 @@ def often(run: Callable[[], Any], calls: int) -> None:
         run()
 
 
-def in_turns(world: World, barrier: Callable[[], Any]) -> float:
+def in_turns(channel: SharedChannel, barrier: Callable[[], Any]) -> float:
     """How many times its processor time the same work takes, until `barrier` says that all ranks have done it."""
     run = block()
     run()
     spent = time.thread_time()
     run()
     calls, ratios = max(1, round(WORK / (time.thread_time() - spent))), []
-    calls = world.comm.bcast(calls, root=0)
+    calls = channel.messages.broadcast_object(calls)
     for _ in range(REPEATS):
         barrier()
         began, spent = time.perf_counter(), time.thread_time()
@@ -75,7 +75,7 @@ def in_turns(world: World, barrier: Callable[[], Any]) -> float:
         spent = time.thread_time() - spent
         barrier()
         ratios.append((time.perf_counter() - began) / spent)
-    everyone = world.comm.allgather(statistics.median(ratios))
+    everyone = channel.messages.gather_objects(statistics.median(ratios))
     return float(max(1.0, statistics.median(everyone)))
 
 

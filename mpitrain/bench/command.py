@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mpitrain.bench import arguments
 from mpitrain.bench.report import Report
 from mpitrain.comm.job import guard
-from mpitrain.errors import UsageError
+from mpitrain.errors import MpitrainError, UsageError
 
 if TYPE_CHECKING:
     from mpitrain.comm.job.start import World
@@ -74,8 +75,14 @@ def fit(*, sizes: str | None, pairs: int, out: Path | None, name: str | None) ->
         if name is not None:
             raise UsageError("--name is that of the machine in a file; give --out FILE, too")
         return several(partial(bench_fit, sizes=size_list, turns=pairs))
-    if out.suffix != ".toml" or out.is_dir() or not out.parent.is_dir():
-        raise UsageError(f"--out takes a file to write that ends in .toml, in a folder that is there; found {out}")
+    if out.suffix != ".toml" or out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise UsageError(f"--out takes a file to write that ends in .toml, in a folder that is there to write to; found {out}")
+    if out.exists():
+        from mpitrain.machines import load_machine
+        try:
+            load_machine(out)
+        except MpitrainError:
+            raise UsageError(f"--out would overwrite {out}, which is not the file of a machine; take another name") from None
 
     def measure(channel: Channel, world: World, report: Report) -> None:
         from mpitrain.bench.calibrate import calibrate
@@ -85,7 +92,7 @@ def fit(*, sizes: str | None, pairs: int, out: Path | None, name: str | None) ->
                              "as mpirun -n 4 python -m mpitrain bench fit --out here.toml")
         as_in_training(channel)
         threads.pin(1)
-        calibrate(world, report, out, name or out.stem)
+        calibrate(channel, world, report, out, name or out.stem)
     return measure
 
 

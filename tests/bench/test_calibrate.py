@@ -39,13 +39,20 @@ def test_the_file_of_a_calibration_is_a_machine_with_tables_for_each_number_of_r
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    (["--out", "here.json"], "--out takes a file to write that ends in .toml, in a folder that is there; found here.json"),
+    (["--out", "here.json"], "that ends in .toml, in a folder that is there to write to; found here.json"),
     (["--out", "nowhere/here.toml"], "--out takes a file to write that ends in .toml, in a folder that is there"),
     (["--name", "ours"], "--name is that of the machine in a file; give --out FILE, too")])
 def test_a_mistake_is_one_line(arguments: list[str], message: str, tmp_path: Path) -> None:
     result = mpirun(2, "-m", "mpitrain", "bench", "fit", *arguments, cwd=tmp_path)
     assert result.rc == 64 and len(result.error_lines) == 1 and message in result.error_lines[0], result.err
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_no_machine_s_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("[train]\nsteps = 3\n")
+    result = mpirun(2, "-m", "mpitrain", "bench", "fit", "--out", "run.toml", cwd=tmp_path)
+    assert result.rc == 64 and "--out would overwrite run.toml, which is not the file of a machine" in result.error_lines[0]
+    assert (tmp_path / "run.toml").read_text() == "[train]\nsteps = 3\n"
 
 
 def test_one_rank_is_told_to_be_two(tmp_path: Path) -> None:

@@ -79,6 +79,17 @@ def test_on_this_very_host_the_blocks_are_timed_once_for_each_size(run: tuple[Co
     assert costs.of(32, {"dp": 2}).forward == pytest.approx([1.25 * seconds for seconds in found.forward])
 
 
+def test_sizes_that_there_is_no_time_to_time_follow_in_proportion(run: tuple[Config, Inputs],
+                                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = BlockCosts(*run, HERE)
+    timed = costs.of(32, {"dp": 1})
+    monkeypatch.setattr("mpitrain.plan.planner.compute.BUDGET", 0.0)
+    other, rates = costs.of(64, {"dp": 1}), BlockCosts(*run, ELSEWHERE)
+    assert "in proportion" in other.origin and other.ready == timed.ready
+    small, large = rates.of(32, {"dp": 1}).forward, rates.of(64, {"dp": 1}).forward
+    assert other.forward == pytest.approx([t * b / a for t, a, b in zip(timed.forward, small, large)])
+
+
 def test_gradients_of_micro_batches_are_added_up_in_all_backwards_but_one(run: tuple[Config, Inputs]) -> None:
     costs = BlockCosts(*run, PAPER)
     one, four = (sum(costs.of(32, {"dp": 1}, n).backward) for n in (1, 4))

@@ -10,6 +10,7 @@ Without timing backward takes twice as long as forward: it computes two gradient
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from math import prod
@@ -19,7 +20,7 @@ import numpy as np
 
 from mpitrain.backend import CPU
 from mpitrain.backend.memory import resident
-from mpitrain.config import Config
+from mpitrain.config import Config, changed
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.machines.machine import MachineFile
 from mpitrain.machines.measured import is_here, slowdown, step_seconds, turns
@@ -40,6 +41,7 @@ PASSES = 3                    # times that an elementwise operation's elements c
 UPDATE_PASSES = 7             # reads of parameter, gradient and two moments, writes of three (Adam)
 BACKWARD = 2                  # times forward
 LONGEST = 2.0                 # seconds of a pass beyond which blocks are not timed: rates say as much then
+BUDGET = 30.0                 # seconds of timing in all; further sizes follow in proportion
 CUTS = ("tp", "cp", "ep")     # axes that cut a block's work
 
 
@@ -74,6 +76,7 @@ class BlockCosts:
         given = feed.tensors(inputs.sample()[0])
         self.work = count_blocks(model or describe(config, inputs.tokens, inputs).model, getattr(given, "array", given))
         self._times: dict[tuple[int, ...], Timed | None] = {}
+        self._spent = 0.0                                     # seconds of timing so far
 
     def of(self, rows: int, lengths: Mapping[str, int], n_micro: int = 1) -> Blocks:
         """`rows` of a micro-batch of a data-parallel rank, of which it has `n_micro` in a step; `lengths` are the mesh's."""
@@ -81,38 +84,44 @@ class BlockCosts:
         if self.machine.levels:
             ranks = min(everyone, self.machine.levels[0].ranks or everyone)
         slower, shared = slowdown(self.machine, ranks, "training"), turns(self.machine, ranks)
-        timed = self._timed(rows, lengths)
-        forward, backward, update, fold, norm, read = self._measured(timed) if timed else self._estimated(rows, lengths)
-        again = (n_micro - 1) / n_micro
-        backward = [seconds * slower + again * share for seconds, share in zip(backward, self._shares(fold))]
-        clipped = norm if self.config.optimizer.clip_norm else 0.0
-        of_all = (update + clipped) * slowdown(self.machine, ranks, "memory") * shared
-        reads = read * n_micro * shared if ranks >= (self.machine.cores or ranks + 1) else 0.0
-        return Blocks([seconds * slower for seconds in forward], backward, self._shares(of_all),
-                      step_seconds(self.machine, everyone) + reads, self.origin(timed is not None), timed.ready if timed else {})
+        found, origin = self._seconds(rows, lengths)
+        again, fold = (n_micro - 1) / n_micro, self._shares(found.fold)
+        clipped = found.norm if self.config.optimizer.clip_norm else 0.0
+        of_all = (found.update + clipped) * slowdown(self.machine, ranks, "memory") * shared
+        reads = found.read * n_micro * shared if ranks >= (self.machine.cores or ranks + 1) else 0.0
+        return Blocks([seconds * slower for seconds in found.forward],
+                      [seconds * slower + again * share for seconds, share in zip(found.backward, fold)], self._shares(of_all),
+                      step_seconds(self.machine, everyone) + reads, origin, found.ready)
 
-    def origin(self, timed: bool) -> str:
-        """What the seconds rest on, in words."""
-        if timed:
-            return "measured: the blocks, on this host"
-        return f"measured: rates, in the machine file {self.machine.name}" if self.machine.measured else \
-            f"assumed: {self.machine.efficiency:.0%} of the peak of {self.machine.name}"
+    def _seconds(self, rows: int, lengths: Mapping[str, int]) -> tuple[Timed, str]:
+        """The seconds of the blocks alone on their host, and what they rest on, in words."""
+        timed, name = self._timed(rows, lengths), self.machine.name
+        if timed is not None:
+            return timed, "measured: the blocks, on this host"
+        found = self._estimated(rows, lengths)
+        like = next((key for key, known in self._times.items() if known is not None), None)
+        if like is not None:
+            known, there = self._times[like], self._estimated(like[0], dict(zip(CUTS, like[1:])))
+            assert known is not None
+            forward, backward = ([each * t / max(e, 1e-12) for each, t, e in zip(*columns)] for columns in (
+                (found.forward, known.forward, there.forward), (found.backward, known.backward, there.backward)))
+            return (found._replace(forward=forward, backward=backward, ready=known.ready),
+                    "measured: the blocks, on this host, in proportion to others of their size")
+        return found, f"measured: rates, in the machine file {name}" if self.machine.measured else \
+            f"assumed: {self.machine.efficiency:.0%} of the peak of {name}"
 
     def _shares(self, seconds: float) -> list[float]:
         """Seconds of all parameters, by block."""
         total = sum(work.parameters for work in self.work) or 1
         return [seconds * work.parameters / total for work in self.work]
 
-    def _measured(self, timed: Timed) -> tuple[list[float], list[float], float, float, float, float]:
-        return timed.forward, timed.backward, timed.update, timed.fold, timed.norm, timed.read
-
-    def _estimated(self, rows: int, lengths: Mapping[str, int]) -> tuple[list[float], list[float], float, float, float, float]:
+    def _estimated(self, rows: int, lengths: Mapping[str, int]) -> Timed:
         sharing = prod(lengths.get(axis, 1) for axis in CUTS)
         forward = [self._forward(work, rows / sharing) for work in self.work]
         nbytes = ITEM * sum(work.parameters for work in self.work) / lengths.get("tp", 1)
         bandwidth = self.machine.memory_bandwidth
-        return (forward, [BACKWARD * seconds for seconds in forward], UPDATE_PASSES * nbytes / bandwidth,
-                PASSES * nbytes / bandwidth, nbytes / bandwidth, 0.0)
+        return Timed(forward, [BACKWARD * seconds for seconds in forward], UPDATE_PASSES * nbytes / bandwidth,
+                     PASSES * nbytes / bandwidth, nbytes / bandwidth, {})
 
     def _forward(self, work: BlockWork, rows: float) -> float:
         seconds = 2 * work.multiply_adds * rows / self._rate
@@ -130,11 +139,13 @@ class BlockCosts:
             estimated = sum(self._forward(work, rows) for work in self.work) * (1 + BACKWARD)
             size = ITEM * sum(work.parameters for work in self.work)
             fits = 4 * size + resident() < (self.machine.memory_bytes or float("inf"))
-            self._times[key] = self._time(rows, lengths) if estimated < LONGEST and fits else None
+            began = time.perf_counter()
+            self._times[key] = self._time(rows, lengths) if estimated < LONGEST and fits and self._spent < BUDGET else None
+            self._spent += time.perf_counter() - began
         return self._times[key]
 
     def _time(self, rows: int, lengths: Mapping[str, int]) -> Timed | None:
-        config, inputs = self.config, self.inputs
+        inputs, config = self.inputs, changed(self.config, train={"recompute": False})       # whoever asks adds what runs again
         made = describe(config, inputs.tokens, inputs)
         cuts = {axis: lengths.get(axis, 1) for axis in CUTS}
         try:
