@@ -141,6 +141,15 @@ def test_what_the_planner_lets_pass_and_drops_is_what_inspect_does(folder: Path,
     assert {*said} == {True, False}
 
 
+def test_what_only_a_sample_or_the_loss_tells_is_refused_too(folder: Path) -> None:
+    """Class weights do not go with classes that are cut along tp."""
+    problem = Problem(load_config(folder / "gpt.toml", [f"train.weight={[1.0] * 12}"]), load_machine(folder / "slow.toml"))
+    assert all(plan.candidate.cuts.tp == 1 for plan in best_first(problem, 2))
+    assert any("without weights" in message for message in problem.refused)
+    plain = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / "slow.toml"))
+    assert any(plan.candidate.cuts.tp == 2 for plan in best_first(plain, 2))
+
+
 @pytest.mark.parametrize(("machine", "ranks"), [("made-up.toml", 1), ("made-up.toml", 8), ("slow.toml", 4)])
 def test_the_first_plans_are_the_fastest_of_all_candidates(folder: Path, machine: str, ranks: int) -> None:
     problem = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / machine))

@@ -157,10 +157,12 @@ class Problem:
         config = Candidate(cuts, 1, "1f1b" if chunks == 1 else "interleaved", chunks, 1, "none", recompute).applied(self.config)
         return config if cuts.pp > 1 else replace(config, mesh=replace(config.mesh, stages="blocks"))
 
-    def traffic(self, cuts: Cuts) -> list[BlockTraffic]:
-        """What the model's blocks send, on ranks that share them."""
-        key = cuts._replace(pp=1)            # a placement of its own: its layers are connected with what listens
-        found: list[BlockTraffic] = self.once(("traffic", key), lambda: traffic(self._share(key), self.inputs, self.loss))
+    def traffic(self, cuts: Cuts) -> list[BlockTraffic] | None:
+        """What the model's blocks send, on ranks that share them; None where their loss, say, cannot be shared so."""
+        def listen() -> list[BlockTraffic]:
+            return traffic(self._share(key), self.inputs, self.loss)         # of a placement that nothing else connects
+        key = cuts._replace(pp=1)
+        found: list[BlockTraffic] | None = self.once(("traffic", key), lambda: self._unless_refused(listen))
         return found
 
     def cut(self, c: Candidate) -> Cut | None:
