@@ -83,8 +83,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "gpt.toml").write_text(GPT)
     (found / "made-up.toml").write_text(MACHINE % ("busy_watts = 20.0\nidle_watts = 5.0", 1e-8))
     (found / "slow.toml").write_text(MACHINE % ("", 1e-6))
-    (found / "mlp.toml").write_text('[model]\nname = "mlp"\ninputs = 64\nhidden = [48, 32]\noutputs = 10\n'
-                                    '[data]\npath = "digits"\n[train]\nsteps = 4\nbatch_size = 24\n')
     return found
 
 
@@ -108,8 +106,9 @@ def test_memory_of_a_plan_is_that_of_inspect(folder: Path, gpt: Problem, plans: 
     """From the command line's keys, through what `inspect` calls, with another model and none of the planner's passes."""
     inputs = open_data(gpt.written)
     for ranks, found in plans.items():
-        others = [c for c in every(gpt, ranks)[::37] if gpt.accepts(c)]
-        assert len({c.cuts for c in others}) > 3 and {c.sharding for c in others} == {*STATES}
+        some = {(c.cuts, c.sharding): c for c in every(gpt, ranks) if c.schedule != "gpipe"} if ranks == 8 else {}
+        others = [c for c in list(some.values())[::3] if gpt.accepts(c)]
+        assert ranks != 8 or (len({c.cuts for c in others}) > 3 and {c.sharding for c in others} == {*STATES})
         for c, forecast in [*((plan.candidate, plan.forecast) for plan in found), *((c, gpt.forecast(c)) for c in others)]:
             config = with_sizes(load_config(folder / "gpt.toml", c.overrides(gpt.written)), inputs)
             keep_freed_memory()
@@ -140,6 +139,15 @@ def test_what_the_planner_lets_pass_and_drops_is_what_inspect_does(folder: Path,
             said.append(True)
         assert passed == said[-1], c
     assert {*said} == {True, False}
+
+
+def test_what_only_a_sample_or_the_loss_tells_is_refused_too(folder: Path) -> None:
+    """Class weights do not go with classes that are cut along tp."""
+    problem = Problem(load_config(folder / "gpt.toml", [f"train.weight={[1.0] * 12}"]), load_machine(folder / "slow.toml"))
+    assert all(plan.candidate.cuts.tp == 1 for plan in best_first(problem, 2))
+    assert any("without weights" in message for message in problem.refused)
+    plain = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / "slow.toml"))
+    assert any(plan.candidate.cuts.tp == 2 for plan in best_first(plain, 2))
 
 
 @pytest.mark.parametrize(("machine", "ranks"), [("made-up.toml", 1), ("made-up.toml", 8), ("slow.toml", 4)])
@@ -278,7 +286,6 @@ WRONG: list[tuple[str, list[str], str, type[MpitrainError], str]] = [
     ("4", [], "nowhere.toml", MissingError, "expected a machine file"),
     ("4", ["mesh.site=2"], "made-up.toml", ConfigError, "plan does not know runs with mesh.site"),
     ("4", ["comm.compress=int8"], "made-up.toml", ConfigError, "plan does not know runs with comm.compress"),
-    ("64", ["model.name=lenet", "model.channels=1", "model.size=8"], "made-up.toml", MpitrainError, ""),
     ("4", ["train.precision=float64"], "made-up.toml", ConfigError, "has no flops of float64"),
 ]
 
@@ -287,7 +294,7 @@ WRONG: list[tuple[str, list[str], str, type[MpitrainError], str]] = [
 def test_bad_input_is_one_line(folder: Path, ranks: str, keys: Sequence[str], machine: str, kind: type[MpitrainError],
                                words: str) -> None:
     with pytest.raises(kind) as told:
-        list(plan_lines(folder / ("mlp.toml" if keys and "lenet" in keys[0] else "gpt.toml"), keys, ranks=ranks,
+        list(plan_lines(folder / "gpt.toml", keys, ranks=ranks,
                         machine=str(folder / machine) if machine.endswith(".toml") else machine))
     assert words in told.value.message and "\n" not in told.value.message
 
@@ -304,9 +311,23 @@ def test_a_wrong_machine_file_is_one_line(folder: Path, tmp_path: Path, old: str
     assert words in told.value.message and told.value.file == str(tmp_path / "wrong.toml")
 
 
+def test_a_model_that_cannot_take_the_samples_is_refused_as_inspect_does(folder: Path) -> None:
+    path = folder / "mlp.toml"
+    path.write_text('[model]\nname = "mlp"\ninputs = 7\nhidden = [4]\noutputs = 10\n[data]\npath = "digits"\n'
+                    '[train]\nsteps = 4\n')
+    said, machine = [], str(folder / "made-up.toml")
+    for lines in (plan_lines(path, [], ranks="4", machine=machine), inspect_config(load_config(path, []), 4)):
+        with pytest.raises(MpitrainError) as told:
+            next(lines)
+        said.append(str(told.value))
+    assert said[0] == said[1] and "the model cannot take samples of shape (1, 8, 8)" in said[0]
+
+
 def test_a_batch_smaller_than_the_data_parallel_ranks_is_refused(folder: Path) -> None:
-    (folder / "one.py").write_text("from mpitrain import nn\n\ndef model():\n    return nn.Linear(64, 10)\n")
-    (folder / "one.toml").write_text('[model]\nname = "one.py:model"\n[data]\npath = "digits"\n'
+    (folder / "one.py").write_text("from mpitrain import nn\n\nclass Model(nn.Module):\n    def __init__(self):\n"
+                                   "        self.layer = nn.Linear(64, 10)\n\n    def forward(self, x):\n"
+                                   "        return self.layer(x.reshape(len(x), -1))\n")
+    (folder / "one.toml").write_text('[model]\nname = "one.py:Model"\n[data]\npath = "digits"\n'
                                      '[train]\nsteps = 2\nbatch_size = 8\n')
     with pytest.raises(MeshError, match=r"train.batch_size = 8 is smaller than the data-parallel ranks: .* has 16 or more"):
         list(plan_lines(folder / "one.toml", [], ranks="16", machine=str(folder / "made-up.toml")))

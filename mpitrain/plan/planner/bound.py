@@ -98,6 +98,7 @@ def _layers(problem: Problem, c: Candidate) -> Layers:
             total += one.count * (lasts + machine.collective_s)
         return total
     heard = problem.traffic(c.cuts)
+    assert heard is not None, "it has been found to be there"
     found: Layers = problem.once(("layers", c.cuts[1:], lengths, problem.rows(c)), lambda: Layers(
         *([seconds(getattr(block, way)) for block in heard] for way in Layers._fields)))
     return found

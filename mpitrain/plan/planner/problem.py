@@ -72,9 +72,11 @@ class Problem:
         self.rules = find_policy(config).rules
         sampler = Sampler(self.inputs.train_rows, config.train.batch_size, seed=config.run.seed, drop_last=config.data.drop_last)
         self.facts = self.facts._replace(fewest=sampler.size(sampler.steps_per_epoch - 1))
-        self.costs = BlockCosts(config, self.inputs, machine)
         self.refused: Counter[str] = Counter()
         self._known: dict[Any, Any] = {}
+        if inputs is None:
+            self._try(Cuts(1, 1, 1, 1))      # what is wrong on one rank is wrong on all, and is said at once
+        self.costs = BlockCosts(config, self.inputs, machine)
 
     @cached_property
     def sample(self) -> tuple[Any, Any]:
@@ -155,10 +157,12 @@ class Problem:
         config = Candidate(cuts, 1, "1f1b" if chunks == 1 else "interleaved", chunks, 1, "none", recompute).applied(self.config)
         return config if cuts.pp > 1 else replace(config, mesh=replace(config.mesh, stages="blocks"))
 
-    def traffic(self, cuts: Cuts) -> list[BlockTraffic]:
-        """What the model's blocks send, on ranks that share them."""
-        key = cuts._replace(pp=1)            # a placement of its own: its layers are connected with what listens
-        found: list[BlockTraffic] = self.once(("traffic", key), lambda: traffic(self._share(key), self.inputs, self.loss))
+    def traffic(self, cuts: Cuts) -> list[BlockTraffic] | None:
+        """What the model's blocks send, on ranks that share them; None where their loss, say, cannot be shared so."""
+        def listen() -> list[BlockTraffic]:
+            return traffic(self._share(key), self.inputs, self.loss)         # of a placement that nothing else connects
+        key = cuts._replace(pp=1)
+        found: list[BlockTraffic] | None = self.once(("traffic", key), lambda: self._unless_refused(listen))
         return found
 
     def cut(self, c: Candidate) -> Cut | None:
@@ -215,10 +219,21 @@ class Problem:
         def ask() -> bool:
             run = prepare(c.applied(self.config), c.grid, self.inputs)
             placed = run.placed()
-            self.once(("tried", c.cuts._replace(pp=1)), lambda: try_by_itself(run.config, placed, run.made, self.inputs))
+            self._try(c.cuts)
             run.refuse_rest(placed)
             return True
         return self._unless_refused(ask) is not None
+
+    def _try(self, cuts: Cuts) -> None:
+        """Runs a sample through the first rank's part of each layer, once for each way to share layers."""
+        def run() -> bool:
+            config = self._plain(key, 1, self.config.train.recompute)
+            made = describe(config, self.inputs.tokens, self.inputs)
+            placed = place(made.model, Grid(key._asdict()), config.mesh, config.train, config.comm)
+            try_by_itself(config, placed, made, self.inputs)
+            return True
+        key = cuts._replace(pp=1)
+        self.once(("tried", key), run)
 
     def _unless_refused(self, ask: Callable[[], Any]) -> Any:
         try:

@@ -64,7 +64,7 @@ def best_first(problem: Problem, ranks: int) -> Iterator[Plan]:
             if not room.surely_lacks(c) and problem.cut(c) is not None:
                 step = step_time(problem, c)
                 heappush(heap, (step.total, order, Known(c, True, step)))
-        elif not room.surely_lacks(c) and problem.allows(c):
+        elif not room.surely_lacks(c) and problem.allows(c) and problem.traffic(c.cuts) is not None:
             heappush(heap, (near(problem, c), order, Known(c, True)))
 
 

@@ -38,7 +38,7 @@ def explain(problem: Problem, ranks: int) -> ConfigError | MeshError:
 def _meshes(problem: Problem, ranks: int) -> Iterator[Candidate]:
     """One candidate for each way to cut the model."""
     for cuts in cuts_of(ranks, problem.n_blocks, experts=bool(problem.facts.mixture)):
-        if problem.shared(cuts) is not None:
+        if problem.shared(cuts) is not None and problem.traffic(cuts) is not None:
             dp = ranks // prod(cuts)
             yield Candidate(cuts, dp, PLAIN, 1, max(1, problem.config.train.batch_size // (dp * cuts.ep)), "parameters", False)
 

@@ -122,9 +122,8 @@ def _blocks(blocks: list[Module], given: Any, loss: Any, target: Any, heard: Hea
                 output = loss(output if getattr(loss, "takes_half", False) else in_single(output), target)
             forward = of_a_row(heard)
             heard.clear()
-            for tensor in output if isinstance(output, tuple) else (output,):
-                if tensor.requires_grad:
-                    run_backward(tensor, zeros(tensor.shape, tensor.dtype))
+            if (root := _root(output)) is not None:
+                run_backward(root, zeros(root.shape, root.dtype))
             backward = of_a_row(heard)
             nbytes = sum(tensor.array.nbytes for tensor in (of_block if isinstance(of_block, tuple) else (of_block,))) / ROWS
             known[key] = BlockTraffic(nbytes, *_apart(forward, backward)), _fresh(of_block)
@@ -150,6 +149,12 @@ def sized(collectives: Sequence[Collective], factor: float) -> tuple[Collective,
         key = one.operation, one.axes, one.nbytes * factor
         found[key] = found.get(key, 0.0) + one.count
     return tuple(Collective(*key, count) for key, count in found.items())
+
+
+def _root(output: Any) -> Tensor | None:
+    """What backward begins at: the output, or a number that all tensors of a tuple are in."""
+    found = [tensor for tensor in (output if isinstance(output, tuple) else (output,)) if tensor.requires_grad]
+    return found[0] if len(found) == 1 else sum(tensor.sum() for tensor in found) if found else None
 
 
 def _fresh(x: Any) -> Any:

@@ -90,7 +90,7 @@ def work_of(problem: Problem, c: Candidate) -> Work:
     """The work of the candidate, which can be cut as it says."""
     rows, blocks, config = problem.rows(c), problem.blocks(c), c.applied(problem.config)
     cut, heard = problem.cut(c), problem.traffic(c.cuts)
-    assert cut is not None, "it has been found to be there"
+    assert cut is not None and heard is not None, "they have been found to be there"
     sent = problem.once(("sent", c.cuts, c.chunks, c.sharding if c.replicas > 1 else "none"),
                         lambda: Sent(problem.stages(c, config), wire_factor(config)))
     made = [_stage(problem, c, cut.stages[v % c.cuts.pp].stage, v, blocks, heard, rows, sent)
