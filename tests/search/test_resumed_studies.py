@@ -144,6 +144,6 @@ def test_studies_killed_at_random_moments_find_the_same(tmp_path):
         folder = tmp_path / f"killed-{moment}"
         killed_after(folder, file, chance.randrange(1, lines), f"run.out={folder}")
         resume = ("--resume",) if (folder / "journal.jsonl").exists() else ()
-        result = search(2, file, f"run.out={folder}", *resume)
+        result = search((2, 1, 4)[moment % 3], file, f"run.out={folder}", *resume)      # on any number of groups
         assert result.rc == 0, result.err
         assert told(folder) == told(tmp_path / "whole") and max(results(folder)[0].values()) == 1
