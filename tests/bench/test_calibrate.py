@@ -8,7 +8,7 @@ import pytest
 from standing import mpirun
 
 from mpitrain.bench.calibrate_levels import costs
-from mpitrain.bench.energy import Energy
+from mpitrain.energy.zones import Energy
 from mpitrain.machines import load_machine, to_toml
 from mpitrain.machines.machine import machine_of
 from mpitrain.machines.measured import at_ranks, fingerprint, is_here, step_seconds, turns
