@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.backend import keep_freed_memory
 from mpitrain.backend.memory import pool_in_use
 from mpitrain.config import load_config
 from mpitrain.data.importers import import_text
@@ -20,6 +19,7 @@ from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.prepare import grid_of, open_data, prepare
 from mpitrain.train.build.sizes import with_sizes
 
+pytestmark = pytest.mark.usefixtures("counted")
 needs_c = pytest.mark.skipif(kind() != "c", reason="kernels run as C, which needs a compiler")
 MODELS = {"gpt": 'name = "gpt"\nlayers = 2\nheads = 2\nwidth = 32\nblock = 16\ndropout = 0.1\n',
           "experts": 'name = "gpt"\nlayers = 2\nheads = 2\nwidth = 32\nblock = 16\nexperts = 4\n',
@@ -39,7 +39,6 @@ def test_the_forecast_is_that_of_a_pass_that_computes(model: str, tmp_path: Path
     config = load_config(tmp_path / "run.toml", [])
     inputs = open_data(config)
     config = with_sizes(config, inputs)
-    keep_freed_memory()
     found = []
     for computes in (False, True, False):
         if computes:
@@ -52,7 +51,6 @@ def test_the_forecast_is_that_of_a_pass_that_computes(model: str, tmp_path: Path
 
 @needs_c
 def test_idle_kernels_take_memory_and_compute_nothing_until_they_are_left() -> None:
-    keep_freed_memory()
     x, weight = np.ones((64, 32), np.float32), np.ones((16, 32), np.float32)
     expected = linear(x, weight, None, None, False)[0]
     pool = pool_in_use()

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from launch import mpirun
 
-from mpitrain.backend import keep_freed_memory
 from mpitrain.config import load_config
 from mpitrain.config.sections import STATES
 from mpitrain.data.importers import import_text
@@ -29,6 +28,8 @@ from mpitrain.plan.planner.shortage import frugal
 from mpitrain.plan.planner.work import step_time, work_of
 from mpitrain.plan.prepare import grid_of, open_data, prepare
 from mpitrain.train.build.sizes import with_sizes
+
+pytestmark = pytest.mark.usefixtures("counted")
 
 LAYERS, HEADS, WIDTH, BLOCK = 3, 2, 16, 8
 GPT = f"""
@@ -75,7 +76,7 @@ gamma = 1e-10
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(counted: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """gpt.toml with its tokens, and machines."""
     found = tmp_path_factory.mktemp("plans")
     (found / "corpus.txt").write_text("".join(chr(97 + i * i % 23) for i in range(2000)))
@@ -111,7 +112,6 @@ def test_memory_of_a_plan_is_that_of_inspect(folder: Path, gpt: Problem, plans: 
         assert ranks != 8 or (len({c.cuts for c in others}) > 3 and {c.sharding for c in others} == {*STATES})
         for c, forecast in [*((plan.candidate, plan.forecast) for plan in found), *((c, gpt.forecast(c)) for c in others)]:
             config = with_sizes(load_config(folder / "gpt.toml", c.overrides(gpt.written)), inputs)
-            keep_freed_memory()
             run = prepare(config, grid_of(config, ranks), inputs)
             assert forecast_of(run.config, run.placed(), inputs) == forecast, c
             assert forecast.stages[0].pool

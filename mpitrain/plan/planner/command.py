@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
+from mpitrain.backend import keep_freed_memory
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError, UsageError
 from mpitrain.machines.machine import MachineFile, load_machine
@@ -30,6 +31,7 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
         raise UsageError(f"--top must be at least 1, found {top}")
     found = load_machine(machine)
     refuse_halves(counts, found)
+    keep_freed_memory()                      # the pool of this process counts bytes of arrays
     problem = Problem(load_config(path, list(overrides)), found)
     start = f"python -m mpitrain train {path} {' '.join(overrides)}".rstrip()
     plans: list[tuple[int, Plan]] = []

@@ -11,7 +11,6 @@ from functools import cached_property, partial
 from math import prod
 from typing import Any
 
-from mpitrain.backend import keep_freed_memory
 from mpitrain.config import Config, rules
 from mpitrain.data import Sampler
 from mpitrain.data.transforms import FIT_ROWS
@@ -61,7 +60,6 @@ class Problem:
         self.machine, self.inputs, self.written = machine, inputs or open_data(config), config
         self.config = config = with_sizes(config, self.inputs)
         if inputs is None:
-            keep_freed_memory()              # the pool of this process counts bytes of arrays
             self.inputs.transforms.fit(self.inputs.training, self.inputs.train_rows[:FIT_ROWS])
         made = describe(config, self.inputs.tokens, self.inputs)
         self.loss, self.sequential = made.loss, isinstance(made.model, Sequential)
