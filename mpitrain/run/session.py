@@ -17,6 +17,7 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.shared.leftovers import remove_leftovers
 from mpitrain.comm.watch.unwatched import NOBODY, Unwatched
 from mpitrain.config import Config
+from mpitrain.data import Dataset
 from mpitrain.errors import MpitrainError
 from mpitrain.placement.bytes import Forecast, Use
 from mpitrain.placement.place import place
@@ -49,6 +50,7 @@ class Session:
         self.config = config                                  # with the sizes that its data say, once they are open
         self.files: Any = None                                # what is in the data files, once they have been looked at
         self._after = after
+        self._opened: dict[str, Dataset] = {} if after is None else after._opened
         self._machine: dict[str, Any] = {}                    # what run.json says of where the session is
         if after is not None:
             self.mesh, self._mark = after.mesh, after.mesh.mark()
@@ -68,7 +70,7 @@ class Session:
             return
         self.files = on_first(self.control, files) if after is None or after.files is None else after.files
         with guard.symmetric():
-            self.inputs = inputs_of(config, self.files)
+            self.inputs = inputs_of(config, self.files, self._opened)
             sized = with_sizes(config, self.inputs, lambda action: on_first(self.control, action))
         self.notes += [given] if (given := said_by_data(config, sized)) else []
         self.config = sized

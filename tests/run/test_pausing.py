@@ -8,6 +8,7 @@ from launch import mpirun
 from runs import SMALL, record, write
 
 PROGRAM = """
+import os
 from pathlib import Path
 
 from mpitrain import Process, Run, load_config, start
@@ -40,6 +41,10 @@ def main():
     for session in sessions:
         session.open(configured("x"), lambda: described)
     channels = [len(session.mesh._channels) for session in sessions]
+
+    def open_data():
+        files = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+        return sum("digits" in os.readlink(file) for file in files if file.exists())
     whole = one(sessions[0], groups[0], configured("whole"))
     for i, last in enumerate((20, 30, None)):                  # by turns in this group's one mesh and in the other
         config, asked = configured("parts"), []
@@ -52,6 +57,7 @@ def main():
         assert asked == [[10, 20], [20, 30], [30]][i], asked
     assert found.hashes == whole.hashes and found.metrics == whole.metrics, (found, whole)
     assert [len(session.mesh._channels) for session in sessions] == channels
+    opened = open_data()                                       # once a session, for all of its runs
     one(sessions[0], groups[0], configured("other", "model.hidden=[24]", "train.batch_size=48"))
     try:
         one(sessions[0], groups[0], configured("refused", "train.eval_every=7"), lambda step, metrics: True)
@@ -59,6 +65,7 @@ def main():
         assert "step 10" in error.message and "train.eval_every = 7" in error.message
     else:
         raise AssertionError("it was not refused")
+    assert open_data() == opened > 0
     for session in sessions:
         session.close()
     side_by_side = Groups(world, configured("x"), 1, lambda: described)
