@@ -158,14 +158,16 @@ def kills(folder: Path, options: argparse.Namespace) -> None:
     """A rank of two is killed at a random moment of a study; it goes on, and is compared with one that was left alone."""
     file, chance = folder / "study.toml", random.Random(options.seed)
     file.write_text(STUDY)
-    seconds = mpirun(2, folder, "search", file, f"run.out={folder}/whole")
+    mpirun(2, folder, "search", file, f"run.out={folder}/whole")
     whole, bad, finished = told(folder / "whole"), 0, 0
+    records = lines_of(folder / "whole")
     for number in range(options.count):
         out = folder / f"killed-{number}"
         job = launch(2, "-m", "mpitrain", "search", file, f"run.out={out}", cwd=folder)
-        end = time.monotonic() + chance.uniform(0.2, 1.0) * seconds
-        while time.monotonic() < end and job.process.poll() is None:
+        at = chance.uniform(0, records)                       # after that record, and a part of 0.1 s
+        while job.process.poll() is None and lines_of(out) < int(at):
             time.sleep(1e-3)
+        time.sleep(0.1 * (at % 1))
         ranks = [pid for pid in job.ranks() if is_python(pid)]
         if ranks:
             send(chance.choice(ranks), signal.SIGKILL)
@@ -180,6 +182,11 @@ def kills(folder: Path, options: argparse.Namespace) -> None:
             bad += 1
             print(f"kill {number}: lost {lost}, twice {twice}, the same study: {told(out) == whole}")
     print(f"{options.count} kills, {finished} results before them: {bad} studies lost one, ran one twice or found another best")
+
+
+def lines_of(folder: Path) -> int:
+    path = folder / "journal.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def results(folder: Path) -> Counter[tuple[int, int]]:

@@ -36,9 +36,11 @@ EPILOG = """examples:
   python -m mpitrain merge runs/gpt-lora --out runs/gpt-merged
   python -m mpitrain average runs/gpt --out runs/gpt-average
   mpirun -n 2 python -m mpitrain folds run.toml --k 5
+  mpirun -n 8 python -m mpitrain search study.toml --resume
   python -m mpitrain data import text corpus.txt --out corpus
   mpirun -n 2 python -m mpitrain bench allreduce --sizes 64K,1M,16M
   python -m mpitrain bench train --models mlp,gpt-nano
+  python -m mpitrain bench published
 """
 
 

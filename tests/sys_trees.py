@@ -18,8 +18,8 @@ def sys_tree(folder: Path) -> Path:
     powercap = folder / "class/powercap"
     for zone, name in (("intel-rapl:0", "package-0"), ("intel-rapl:1", "package-1"), ("intel-rapl:0:0", "dram"),
                        ("intel-rapl:2", "psys"), ("intel-rapl-mmio:0", "package-0")):
-        for key, text in (("name", name), ("enabled", 1), ("constraint_0_name", "long_term"), ("constraint_0_power_limit_uw", WATTS),
-                          ("constraint_0_max_power_uw", MOST)):
+        for key, text in (("name", name), ("enabled", 1), ("constraint_0_name", "long_term"),
+                          ("constraint_0_power_limit_uw", WATTS), ("constraint_0_max_power_uw", MOST)):
             put(powercap / zone / key, text)
     for policy in (0, 2, 10):
         for key, text in (("scaling_max_freq", CLOCK), ("cpuinfo_min_freq", 800_000), ("cpuinfo_max_freq", CLOCK)):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mpitrain.bench import arguments
 from mpitrain.bench.report import Report
 from mpitrain.comm.job import guard
+from mpitrain.errors import UsageError
 
 if TYPE_CHECKING:
     from mpitrain.comm.job.start import World
@@ -56,13 +57,26 @@ def allreduce(*, sizes: str, algorithms: str | None, dtypes: str, wire: str | No
     return partial(bench_allreduce, sizes=size_list, algorithms=names, dtypes=dtype_list, pairs=pairs, wire=wire)
 
 
-def fit(*, sizes: str | None, pairs: int) -> Measurement:
+def fit(*, sizes: str | None, pairs: int, out: Path | None, name: str | None) -> Measurement:
     from mpitrain.bench.fit import SIZES, bench_fit
     size_list = arguments.sizes(sizes) if sizes is not None else SIZES
     arguments.whole_elements(size_list, ["float32"])
     arguments.at_least(len(size_list), 3, "the number of --sizes to fit")
     arguments.at_least(pairs, 1, "--pairs")
-    return partial(bench_fit, sizes=size_list, turns=pairs)
+    if out is None:
+        if name is not None:
+            raise UsageError("--name is that of the machine in a file; give --out FILE, too")
+        return partial(bench_fit, sizes=size_list, turns=pairs)
+    if out.suffix != ".toml" or out.is_dir() or not out.parent.is_dir():
+        raise UsageError(f"--out takes a file to write that ends in .toml, in a folder that is there; found {out}")
+
+    def measure(channel: Channel, world: World, report: Report) -> None:
+        from mpitrain.bench.calibrate import calibrate
+        from mpitrain.train.machine import threads
+        as_in_training(channel)
+        threads.pin(1)
+        calibrate(world, report, out, name or out.stem)
+    return measure
 
 
 def exchange(*, parameters: int, bucket_bytes: str, pairs: int) -> Measurement:

@@ -30,6 +30,7 @@ class Mesh(Grid):
         from mpi4py import MPI
         lengths = fit(comm.size, **lengths)
         self.progress = Progress()                            # all channels share it: whoever waits moves them all
+        self.before = 0                                       # ranks on this host of other meshes, which have GPUs before ours
         self._grid = comm.Create_cart([*lengths.values()], periods=[False] * len(AXES), reorder=False)
         self._grid.Set_errhandler(MPI.ERRORS_RETURN)
         super().__init__(lengths, dict(zip(AXES, self._grid.Get_coords(self._grid.rank))))

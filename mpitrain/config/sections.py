@@ -200,6 +200,7 @@ class LogConfig:
     progress_s: float = 10.0                 # seconds
     tensorboard: bool = False
     observers: tuple[str, ...] = ()          # the user's own: "file.py:name"
+    machine: str = ""                        # a machine's file or name: run.json compares the step that it predicts
 
 
 @dataclass(frozen=True)

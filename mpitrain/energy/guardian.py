@@ -46,8 +46,8 @@ class Record:
             except OSError:
                 owner = json.loads(os.pread(file, 1 << 20, 0) or b"{}").get("run", "unknown")
                 os.close(file)
-                raise OutputError(f"another run (process {owner}) holds the limits of this host, and puts them back when it ends; "
-                                  "wait for it, or run without energy.cap_watts, clock_mhz and gpu_cap_watts", file=path) from None
+                raise OutputError(f"another run (process {owner}) holds the limits of this host, and puts them back at its end; "
+                                  "wait for it, or leave energy.cap_watts, clock_mhz and gpu_cap_watts out", file=path) from None
             if is_at(file, path):
                 self._file = file
             else:                                            # its owner has removed it between our two calls
@@ -60,7 +60,7 @@ class Record:
             return dict(json.loads(text)) if text else {}
         except ValueError:
             raise ConfigError("this record of limits that a killed run has set is damaged; see that they are as they should be "
-                              "(docs/energy.md), and remove it", file=self.path) from None
+                              "(docs/knobs.md), and remove it", file=self.path) from None
 
     def holds(self) -> bool:
         return os.fstat(self._file).st_size > len("{}")
@@ -84,8 +84,8 @@ def opened(path: Path) -> int:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise OutputError(f"the limits of this host are another user's, or somebody has put something in the place of their record "
-                          f"({error.strerror}); see what it is", file=path) from None
+        raise OutputError("the limits of this host are another user's, or somebody has put something in the place of their "
+                          f"record ({error.strerror}); see what it is", file=path) from None
     about = os.fstat(file)
     if not stat.S_ISREG(about.st_mode) or about.st_uid != os.geteuid() or about.st_mode & 0o022:
         os.close(file)

@@ -1,8 +1,8 @@
 """Settings of this host that trade speed for energy: a processor's power limit, its highest clock, a GPU's power limit.
 
-    /sys/class/powercap/intel-rapl:0/constraint_0_power_limit_uw       microwatts of a package, `constraint_0_max_power_uw` at most
-    /sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq           kilohertz of the cores of a policy
-    NVML's nvmlDeviceSetPowerManagementLimit                           milliwatts of a GPU
+    /sys/class/powercap/intel-rapl:0/constraint_0_power_limit_uw     microwatts of a package, constraint_0_max_power_uw at most
+    /sys/devices/system/cpu/cpufreq/policy0/scaling_max_freq         kilohertz of the cores of a policy
+    NVML's nvmlDeviceSetPowerManagementLimit                         milliwatts of a GPU
 
 All three are `Knob`s: read, set, undo. Whoever sets one has to see to it that it is undone (`guardian`). This file runs on the
 standard library, and on `nvidia-ml-py` where a GPU's limit is asked for. The other files of a tree other than /sys lie in it as
@@ -22,6 +22,7 @@ POWERCAP = Path("/sys/class/powercap")
 PACKAGE = re.compile(r"intel-rapl:\d+")              # AMD's packages are found here, too; parts of one have a further number
 POLICY = re.compile(r"policy\d+")
 LIMIT_FILE, CLOCK_FILE = "constraint_0_power_limit_uw", "scaling_max_freq"
+UNKNOWN = 1 << 62                                    # the largest value where the kernel does not say one
 CLOSE = 0.02                                         # a limit is rounded to what the hardware counts in (1/8 W, mostly)
 
 
@@ -104,8 +105,8 @@ class GpuLimit:
         low, high = self._ask(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints)
         if not low <= value <= high:
             bound = f"at most {self.shown(high)}" if value > high else f"at least {self.shown(low)}"
-            raise ConfigError(f"{self.key} = {value / 1000:g} cannot be set: {self.name} takes {bound}; set {self.key} to that, or "
-                              "leave it out")
+            raise ConfigError(f"{self.key} = {value / 1000:g} cannot be set: {self.name} takes {bound}; set {self.key} to that, "
+                              "or leave it out")
 
     def set(self, value: int) -> int:
         before = self.read()
@@ -126,9 +127,9 @@ class GpuLimit:
             return function(self._handle, *value)
         except self._nvml.NVMLError as error:
             if value and error.value == self._nvml.NVML_ERROR_NO_PERMISSION:
-                raise AccessError(f"{self.name}: this user may not set its power limit ({self.key}); an administrator would: sudo "
-                                  f"nvidia-smi -i {self.index} -pl {value[0] / 1000:g}, and the same with {self.read() / 1000:g} "
-                                  "after the run") from None
+                raise AccessError(f"{self.name}: this user may not set its power limit ({self.key}); an administrator would: "
+                                  f"sudo nvidia-smi -i {self.index} -pl {value[0] / 1000:g}, and the same with "
+                                  f"{self.read() / 1000:g} after the run") from None
             raise ConfigError(f"{self.name}: its power limit cannot be {'set' if value else 'read'} by NVML ({error}); leave "
                               f"{self.key} out") from None
 
@@ -148,13 +149,13 @@ def refused(knob: FileKnob, value: int, error: OSError) -> MpitrainError:
     """A kernel's answer to a number that was written, with what to change."""
     import errno
     if error.errno in (errno.EACCES, errno.EPERM):
-        return AccessError(f"this user may not set {knob.name} ({knob.key} = {value / knob.scale:g}); an administrator would: sudo "
-                           f"chmod a+w {knob.path}", file=knob.path)
+        return AccessError(f"this user may not set {knob.name} ({knob.key} = {value / knob.scale:g}); an administrator would: "
+                           f"sudo chmod a+w {knob.path}", file=knob.path)
     if error.errno == errno.EROFS:
-        return AccessError(f"{knob.key}: this file is mounted read-only, as in a container; set it on the host: echo {value} | sudo "
-                           f"tee {knob.path}", file=knob.path)
-    return ConfigError(f"{knob.key} = {value / knob.scale:g} was not taken by the kernel ({error.strerror}); it is {knob.shown(knob.read())} "
-                       "now; try another value", file=knob.path)
+        return AccessError(f"{knob.key}: this file is mounted read-only, as in a container; set it on the host: echo {value} | "
+                           f"sudo tee {knob.path}", file=knob.path)
+    return ConfigError(f"{knob.key} = {value / knob.scale:g} was not taken by the kernel ({error.strerror}), and "
+                       f"{knob.shown(knob.read())} holds; try another value", file=knob.path)
 
 
 # -- what there is on this host --------------------------------------------------------------------------------------------
@@ -167,11 +168,11 @@ def power_limits(root: Path) -> list[FileKnob]:
     for zone in sorted(entries(root), key=numbered):
         if PACKAGE.fullmatch(zone.name) and text_in(zone / "name").startswith("package") and (zone / LIMIT_FILE).is_file():
             if text_in(zone / "enabled") == "0":
-                raise ConfigError("energy.cap_watts: the limits of this package are switched off; an administrator would: echo 1 | "
-                                  f"sudo tee {zone / 'enabled'}", file=zone)
+                raise ConfigError("energy.cap_watts: the limits of this package are switched off; an administrator would: echo "
+                                  f"1 | sudo tee {zone / 'enabled'}", file=zone)
             low, high = (text_in(zone / f"constraint_0_{name}_power_uw") for name in ("min", "max"))
             found.append(FileKnob(zone / LIMIT_FILE, "energy.cap_watts", f"the power limit of {text_in(zone / 'name')}",
-                                  int(low) if low.isdigit() else 1, int(high) if high.isdigit() and int(high) else 1 << 62, 1e6, "W"))
+                                  int(low) if low.isdigit() else 1, (int(high) if high.isdigit() else 0) or UNKNOWN, 1e6, "W"))
     if not found:
         raise MissingError("energy.cap_watts: no processor package here has a power limit that can be set (a virtual machine, or "
                            "the kernel's module intel_rapl_msr is not loaded); leave it out", file=root)
@@ -179,7 +180,7 @@ def power_limits(root: Path) -> list[FileKnob]:
 
 
 def clock_limits(root: Path) -> list[FileKnob]:
-    """The highest clock of each cpufreq policy of the tree that `root`, a powercap folder, belongs to. MissingError without any."""
+    """The highest clock of each cpufreq policy in the tree of `root`, a powercap folder. MissingError without any."""
     folder = root.parent.parent / "devices/system/cpu/cpufreq"
     found = []
     for policy in sorted(entries(folder), key=numbered):
@@ -196,16 +197,11 @@ def clock_limits(root: Path) -> list[FileKnob]:
 def gpu_limits(visible: str | None, nvml: Any = None) -> list[GpuLimit]:
     """The power limits of the GPUs that CUDA_VISIBLE_DEVICES (`visible`; None: all) names. MissingError without
     `nvidia-ml-py` or a GPU."""
-    if nvml is None:
-        try:
-            import pynvml as nvml
-        except ImportError:
-            raise MissingError("energy.gpu_cap_watts is set by NVML, and its Python package is not installed; pip install "
-                               "nvidia-ml-py") from None
+    nvml = nvml or imported_nvml()
     try:
         nvml.nvmlInit()
         count = nvml.nvmlDeviceGetCount()
-        named = [name.strip() for name in visible.split(",") if name.strip()] if visible is not None else list(map(str, range(count)))
+        named = list(map(str, range(count))) if visible is None else [name.strip() for name in visible.split(",") if name.strip()]
         handles = [nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdigit() else nvml.nvmlDeviceGetHandleByUUID(name)
                    for name in named]
         found = [GpuLimit(nvml, handle, nvml.nvmlDeviceGetIndex(handle)) for handle in handles]
@@ -214,6 +210,15 @@ def gpu_limits(visible: str | None, nvml: Any = None) -> list[GpuLimit]:
     if not found:
         raise MissingError("energy.gpu_cap_watts: there is no GPU here whose limit could be set; leave it out")
     return found
+
+
+def imported_nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:
+        raise MissingError("energy.gpu_cap_watts is set by NVML, and its Python package is not installed; pip install "
+                           "nvidia-ml-py") from None
+    return pynvml
 
 
 def knobs_of(wanted: Mapping[str, float], root: Path, visible: str | None = None) -> Iterator[tuple[Knob, int]]:
@@ -238,8 +243,8 @@ def set_all(knobs: Sequence[tuple[Knob, int]], first: Callable[[], object]) -> l
         for (knob, value), was in zip(knobs, before):
             now = knob.set(value)
             if abs(now - value) > CLOSE * value:
-                raise ConfigError(f"{knob.name} was set to {knob.shown(value)}, and the kernel says {knob.shown(now)}; set it to a "
-                                  "value that this hardware has")
+                raise ConfigError(f"{knob.name} was set to {knob.shown(value)}, and the kernel says {knob.shown(now)}; set it to "
+                                  "a value that this hardware has")
             said.append(f"{knob.name} {knob.shown(was)} -> {knob.shown(now)}")
     except BaseException:
         undo_all([knob for knob, _ in knobs])

@@ -19,8 +19,8 @@ LOST = "the process that puts the limits of this host back was gone before the r
 class HostLimits:
     """The limits of this host while a run lasts. The first rank of each host makes one, before MPI starts.
 
-    `said` has a line for each setting; `refused` is [class, message, file] of the error where there are none, which all ranks have
-    to hear of.
+    `said` has a line for each setting; `refused` is [class, message, file] of the error where there are none, which all ranks
+    have to hear of.
     """
 
     def __init__(self, wanted: Mapping[str, float], root: Path):
@@ -35,9 +35,14 @@ class HostLimits:
         if "said" in answer:
             self.said = answer["said"]
         else:
-            self.refused = answer.get("error", ["MpitrainError", "the process that sets the limits of this host has ended without an "
-                                                "answer", None])
+            self.refused = answer.get("error", ["MpitrainError", "the process that sets the limits of this host has ended, and "
+                                                "has not answered", None])
             self.undo()
+
+    def contact(self) -> list[int] | None:
+        """This process and its end of the guardian's pipe, for `held_by`; None where there is none any more."""
+        pipe = self._process.stdin
+        return None if pipe is None or pipe.closed else [os.getpid(), pipe.fileno()]
 
     def undo(self) -> list[str]:
         """Puts back what was there, at a run's normal end; what could not be, in words. Nothing the second time."""
@@ -60,3 +65,11 @@ class HostLimits:
         except BrokenPipeError:
             return {}
 
+
+def held_by(process: int, pipe: int) -> int:
+    """Another end of a guardian's pipe, of a process of this host: while it is open the limits stay, whoever has set them. -1
+    where it cannot be had, as between containers; then they last as long as that process."""
+    try:
+        return os.open(f"/proc/{process}/fd/{pipe}", os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        return -1

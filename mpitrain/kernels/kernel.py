@@ -37,9 +37,9 @@ class Kernel:
     formats = FORMATS                            # of the first argument, for which the device version is taken
 
     def __init__(self, name: str, reference: Function, host: Factory = lambda: None, numba: Factory = lambda: None):
-        self.name, self.reference, self.numba = name, reference, numba
+        self.name, self.reference, self.on_host, self.numba = name, reference, host, numba
         self._on_device: dict[Any, Function] = {}
-        self.host = cache(lambda: host() or (numba() if has_numba() else None))
+        self.host: Factory = cache(lambda: host() or (numba() if has_numba() else None))
         assert name not in KERNELS, f"kernel {name!r} defined twice"
         KERNELS[name] = self
 

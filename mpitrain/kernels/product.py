@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from threading import Lock
 from typing import Any
 
@@ -16,7 +16,7 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.backend.runtime import runtime
 from mpitrain.kernels.kernel import FORMATS, Kernel
-from mpitrain.kernels.library import Scratch, bind
+from mpitrain.kernels.library import Host, Scratch, bind
 from mpitrain.kernels.wire import format_of
 
 LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 8, 1 << 20         # M, N and M N K; NumPy is faster at smaller products
@@ -121,11 +121,6 @@ def _product(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array
     return result
 
 
-def _product_host() -> Callable[..., Array] | None:
-    call = bind("product", "product", SIGNATURE)
-    return None if call is None else _with_memory(call, work_bytes())
-
-
 @cache
 def work_bytes() -> int:
     """The memory that a product packs its blocks in; 0 where there is no compiler."""
@@ -159,19 +154,21 @@ def has_bfloat16_instruction() -> bool:
 
 
 def _with_memory(call: Callable[..., None], nbytes: int) -> Callable[..., Array]:
-    """`call` of C as a function of matrices: their layout told in strides, `nbytes` of memory for packed blocks."""
-    scratch = Scratch()
+    """`call` of C as a function of matrices."""
+    return partial(_packing, Scratch(), lambda: nbytes, call)
 
-    def run(x: Array, y: Array, bias: Array | None, out: Array | None) -> Array:
-        m, k = x.shape
-        n = y.shape[1]
-        result = np.empty((m, n), x.dtype) if out is None else out
-        x, x_row, x_term = (x, k, 1) if x.flags.c_contiguous else (x.T, 1, m)
-        y, y_term, y_column = (y, n, 1) if y.flags.c_contiguous else (y.T, 1, k)
-        added = None if bias is None else np.ascontiguousarray(bias, x.dtype)
-        call(x, y, added, result, scratch.room(nbytes), m, n, k, x_row, x_term, y_term, y_column)
-        return result
-    return run
+
+def _packing(scratch: Scratch, nbytes: Callable[[], int], call: Callable[..., None], x: Array, y: Array, bias: Array | None,
+             out: Array | None) -> Array:
+    """`call` of C on matrices: their layout told in strides, with `nbytes()` of memory for packed blocks."""
+    m, k = x.shape
+    n = y.shape[1]
+    result = np.empty((m, n), x.dtype) if out is None else out
+    x, x_row, x_term = (x, k, 1) if x.flags.c_contiguous else (x.T, 1, m)
+    y, y_term, y_column = (y, n, 1) if y.flags.c_contiguous else (y.T, 1, k)
+    added = None if bias is None else np.ascontiguousarray(bias, x.dtype)
+    call(x, y, added, result, scratch.room(nbytes()), m, n, k, x_row, x_term, y_term, y_column)
+    return result
 
 
 def _suits(x: Array, y: Array, out: Array | None) -> bool:
@@ -182,5 +179,6 @@ def _suits(x: Array, y: Array, out: Array | None) -> bool:
                                  and out.shape == (x.shape[0], y.shape[1]))))
 
 
-native = Kernel("product", _product, host=_product_host)
+native = Kernel("product", _product, host=Host(partial(_packing, Scratch(), work_bytes), "product", "product", SIGNATURE,
+                                               answers=False))
 native_bfloat16 = Kernel("product_bfloat16", _product_bfloat16, host=_product_bfloat16_host)

@@ -70,7 +70,7 @@ class MachineFile:
     spread: float = 0.0
     idle_watts: float = 0.0
     busy_watts: float = 0.0
-    cores: int = 0
+    cores: float = 0.0
     overlap: float = 1.0
     measured: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from mpitrain.autograd.cast import in_single
 from mpitrain.backend import CPU, Device, is_float, random
 from mpitrain.backend.memory import Pool
 from mpitrain.data.columns import Columns
+from mpitrain.kernels.idle import idle
 from mpitrain.nn import Module, Sequential, collect_statistics, defer_statistics
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.plan.lent import lent_memory
@@ -72,20 +73,45 @@ class Marks:
         return [*self.peaks, self.pool.usage().used - self.before]
 
 
-def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, pool: Pool | DevicePool, seed: int, precision: str,
-          tokens: bool, split: bool, device: Device = CPU) -> list[Course]:
-    """The course of a micro-batch of `rows` rows on each of a model's virtual stages, `chunks`, none of which has memory yet.
+class Passes(NamedTuple):
+    """The marks of `n` and of 2 n rows, of each virtual stage; or of the very number of rows that is asked for, alone."""
+
+    n: int
+    marks: list[list[dict[str, list[int]]]]
+
+    def courses(self, rows: int) -> list[Course]:
+        """The course of a micro-batch of `rows` rows on each virtual stage."""
+        courses = [{**course} for course in self.marks[0]] if len(self.marks) == 1 else [
+            {kind: _at(rows, self.n, few[kind], twice[kind]) for kind in few} for few, twice in zip(*self.marks)]
+        sizes = [0, *(course.pop("sizes")[0] for course in courses)]
+        return [Course({kind: Phase(max(0, *marks[:-1]), marks[-1]) for kind, marks in course.items()}, *message)
+                for course, message in zip(courses, pairwise([*sizes[:-1], 0]))]
+
+
+def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, **further: Any) -> list[Course]:
+    """The course of a micro-batch of `rows` rows on each of a model's virtual stages, `chunks`, none of which has memory yet. The
+    arguments are those of `run_passes`."""
+    return run_passes(chunks, loss, x, y, rows, **further).courses(rows)
+
+
+def counts(rows: int, device: Device = CPU) -> tuple[int, ...]:
+    """The numbers of rows that are run to know what `rows` rows keep."""
+    few = FEW if device.xp is np else FEW_ON_DEVICE
+    return (rows,) if rows <= 2 * few else (few, 2 * few)
+
+
+def run_passes(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, pool: Pool | DevicePool, seed: int,
+               precision: str, tokens: bool, split: bool, device: Device = CPU) -> Passes:
+    """Runs as many rows through `chunks` as `counts` says.
 
     `x` and `y` are one host row each, `loss` takes the last stage's output; `split`: backward runs as two calls. Messages
     from other stages count as well, host rows do not. `pool` has the arrays of `device`.
     """
-    n_few = FEW if device.xp is np else FEW_ON_DEVICE
-    counts = [rows] if rows <= 2 * n_few else [n_few, 2 * n_few]
-    found = []
+    numbers, found = counts(rows, device), []
     for chunk in chunks:
         defer_statistics(chunk)              # as in a run
-    with lent_memory(chunks, precision, device), nothing_else_is_freed():
-        for n in counts:
+    with lent_memory(chunks, precision, device), nothing_else_is_freed(), idle(), np.errstate(all="ignore"):
+        for n in numbers:
             given, target = np.repeat(x, n, axis=0), np.repeat(y, n, axis=0)
             for _ in range(SETTLES):
                 before = pool.usage().used
@@ -95,11 +121,7 @@ def trace(chunks: Sequence[Module], loss: Any, x: Any, y: Any, rows: int, *, poo
                     break
             found.append(courses)
     pool.trim()                              # a run's later use must not depend on the pool's content
-    courses = found[0] if len(counts) == 1 else [{kind: _at(rows, n_few, few[kind], twice[kind]) for kind in few}
-                                                 for few, twice in zip(*found)]
-    sizes = [0, *(course.pop("sizes")[0] for course in courses)]
-    return [Course({kind: Phase(max(0, *marks[:-1]), marks[-1]) for kind, marks in course.items()}, *message)
-            for course, message in zip(courses, pairwise([*sizes[:-1], 0]))]
+    return Passes(numbers[0], found)
 
 
 @contextmanager

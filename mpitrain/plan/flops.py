@@ -87,7 +87,7 @@ def products(model: Module, sample: Array | ByName) -> list[Product]:
     model.eval()
     try:
         scope = random.Scope(0, 0, np.zeros(1, np.uint64))
-        with lent_memory([model], "float32"), no_grad(), _counting() as found, random.use(scope):
+        with lent_memory([model], "float32"), no_grad(), counting() as found, random.use(scope):
             model(given)
     finally:
         for module in was:
@@ -96,8 +96,11 @@ def products(model: Module, sample: Array | ByName) -> list[Product]:
 
 
 @contextmanager
-def _counting() -> Iterator[list[Product]]:
-    """The Functions of RULES, and those that inherit their forward, count in this thread while it is entered, and give zeros."""
+def counting(others: list[int] | None = None) -> Iterator[list[Product]]:
+    """The Functions of RULES, and those that inherit their forward, count in this thread while it is entered, and give zeros.
+
+    `others` gets the number of elements that each other Function writes; views write none.
+    """
     found: list[Product] = []
     rules = {function.forward: rule for function, rule in RULES.items()}
     rules |= {getattr(sys.modules[module], name).forward: rule for (module, name), rule in LATE.items() if module in sys.modules}
@@ -107,7 +110,9 @@ def _counting() -> Iterator[list[Product]]:
         forward = function.forward
         if forward in rules:
             return _standing_in(rules[forward], found)
-        return _noted(forward, found) if forward in noted else forward
+        if forward in noted:
+            return _noted(forward, found)
+        return forward if others is None else _written(forward, others)
     with in_place_of_forward(forward_of):
         yield found
 
@@ -128,6 +133,16 @@ def _noted(forward: Callable[..., Any], found: list[Product]) -> Callable[..., A
         found.append(Product(ctx.function.__name__, 1, 0))
         return forward(ctx, *arrays, **params)
     return noted
+
+
+def _written(forward: Callable[..., Any], others: list[int]) -> Callable[..., Any]:
+    def written(ctx: Any, *arrays: Any, **params: Any) -> Any:
+        made = forward(ctx, *arrays, **params)
+        results = made if isinstance(made, tuple) else (made,)
+        others.append(sum(result.size for result in results if not any(
+            np.may_share_memory(result, array) for array in arrays if array is not None)))
+        return made
+    return written
 
 
 def _linear(_: Any, x: Array, weight: Array, bias: Array | None, **params: Any) -> Counted:

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from mpitrain import nn
-from mpitrain.backend import CPU, float_dtype, keep_freed_memory
+from mpitrain.backend import CPU, keep_freed_memory
 from mpitrain.checkpoint import store
 from mpitrain.checkpoint.folders import MANIFEST, candidates
 from mpitrain.checkpoint.hashes import array_sha256
 from mpitrain.checkpoint.manifest import Checkpoint, load
-from mpitrain.checkpoint.state import State
 from mpitrain.config import Config, load_config
 from mpitrain.data import report
 from mpitrain.data.transforms import FIT_ROWS
@@ -24,32 +23,23 @@ from mpitrain.errors import MissingError, MpitrainError, UsageError, name_and_te
 from mpitrain.errors import place as where
 from mpitrain.nn.by_name import ByName
 from mpitrain.optim import Optimizer
-from mpitrain.parallel.layers.join import alone
-from mpitrain.parallel.layers.tensor_loss import cut_loss
 from mpitrain.parallel.pipeline.feed import Feed
-from mpitrain.parallel.pipeline.inference import Inference
 from mpitrain.placement.bytes import memory_text
-from mpitrain.placement.place import Placement, place
+from mpitrain.placement.place import Placement
 from mpitrain.placement.shard_cuts import probe
-from mpitrain.placement.stages import Stage, whole
+from mpitrain.placement.stages import Stage
 from mpitrain.plan.flops import count
-from mpitrain.plan.lent import lent_memory
 from mpitrain.plan.low_bits import table_lines
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.memory_lines import forecast_lines, table
-from mpitrain.schedules.grid import REPLICAS, Grid, fit
+from mpitrain.plan.prepare import grid_of, open_data, prepare, try_by_itself
+from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline_check import actions_of, find_schedule
 from mpitrain.schedules.pipeline_draw import describe
-from mpitrain.train.build.evaluation import refuse_evaluations
-from mpitrain.train.build.extensions import extensions_of
-from mpitrain.train.build.from_config import Described, checkpoint_folder, never_thawed, observers_of
-from mpitrain.train.build.from_config import describe as describe_run
-from mpitrain.train.build.inputs import Inputs, describe_files, inputs_of
-from mpitrain.train.build.offload import files_folder, new_file
+from mpitrain.train.build.from_config import checkpoint_folder, never_thawed
+from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.sizes import said_by_data, with_sizes
-from mpitrain.train.build.trial import try_samples
-from mpitrain.train.build.validate import refuse_cuts, refuse_parts, validate
 
 
 def inspect(path: Path, overrides: list[str], *, ranks: int | None = None) -> Iterator[str]:
@@ -75,27 +65,15 @@ def inspect(path: Path, overrides: list[str], *, ranks: int | None = None) -> It
 def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     """The model's parameters (for cut layers, the first rank's), the cut of the batch, the buckets that travel, and the
     schedule; no large matrix is allocated. It refuses as `train` does, with the same error before the first line."""
-    m = config.mesh
-    grid = Grid(fit(ranks, site=m.site, pp=m.pp, dp=m.dp, ep=m.ep, cp=m.cp, tp=m.tp))
-    inputs = open_data(config)
-    written, config = config, with_sizes(config, inputs)
-    made = describe_run(config, inputs.tokens, inputs)
-    model = made.model
-    parts = extensions_of(config, grid, inputs, model, made.loss, made.optimizer)
-    rows: Any = inputs.train_rows
-    for part in parts:
-        config, rows = part.configured(config), part.drawn(rows)
-    valid = validate(config, grid, model, made.optimizer, made.rate, rows)
+    grid, inputs = grid_of(config, ranks), open_data(config)
+    written = config
+    run = prepare(with_sizes(config, inputs), grid, inputs)
+    config, made, parts, valid, model, m = run.config, run.made, run.parts, run.valid, run.model, run.config.mesh
     inputs.transforms.fit(inputs.training, inputs.train_rows[:FIT_ROWS])       # a run reads all rows, for its statistics
     n_parameters, worked = model.count_parameters(), work_line(model, inputs)
-    placed = place(model, grid, m, config.train, config.comm)
-    refuse_parts(valid.whole_parameters, placed)
-    refuse_cuts(config, placed)
+    placed = run.placed()
     try_by_itself(config, placed, made, inputs)
-    observers_of(config)
-    if config.comm.compress or config.comm.compress_parameters:
-        from mpitrain.plan.compression import prove  # few runs compress
-        prove(config, [placed.at_stage(index) for index in range(grid.size("pp"))])
+    run.refuse_rest(placed)
     block, cp, n_micro, pp = config.model.arguments.get("block"), grid.size("cp"), valid.n_micro, grid.size("pp")
     yield f"{config.run.name}: model {config.model.name}, {n_parameters:,} parameters"
     if given := said_by_data(written, config):
@@ -124,34 +102,6 @@ def inspect_config(config: Config, ranks: int) -> Iterator[str]:
     yield from exchange_lines(config, stages, tried, valid.level, steps)
     yield bytes_line(stages, tried)
     yield from forecast_lines(forecast_of(config, placed, inputs))
-
-
-def try_by_itself(config: Config, p: Placement, made: Described, inputs: Inputs) -> None:
-    """One sample runs through the first rank's part of each layer, of all stages, and files that a run reads or makes at its
-    start are looked at: refused as `train` refuses it."""
-    group, model = alone(p), p.stage.whole
-    with lent_memory([model], p.train.precision):
-        feed = Feed(CPU, float_dtype(p.train.precision), tokens=inputs.tokens, part=p.part)
-        tried = try_samples(Inference(whole(model), feed), cut_loss(made.loss, p.head, group), inputs, p, p.output_shape,
-                            store.ALONE)
-        refuse_evaluations(config, made.metrics, made.loss, tried, inputs, store.ALONE)
-        if config.distil.teaches:
-            from mpitrain.train.build.teacher import find  # few runs have one
-            find(config, inputs, p, feed, tried.n_classes)
-        if config.optimizer.offload == "file":
-            new_file(files_folder(config)).close()
-        if config.model.init_from:
-            source = checkpoint_folder(config.folder / config.model.init_from)
-            from mpitrain.train.build.adapters import is_new  # few runs start so
-            state, found = State(model), store.latest(source, purpose=store.START)
-            state.refuse_other(found, state.to_start_from(found, is_new(config) if config.lora.rank else None))
-
-
-def open_data(config: Config) -> Inputs:
-    """The data of a configuration."""
-    d = config.data
-    return inputs_of(config, describe_files(d.path, d.validation, config.folder, d.x, d.y,
-                                            predictions=config.distil.predictions, series=d.length > 0))
 
 
 def work_line(model: nn.Module, inputs: Inputs) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.backend import CPU, Device, namespace
+from mpitrain.kernels.idle import zeros
 from mpitrain.nn import Module
 
 VALUE = 0.01                                 # value of every parameter
@@ -29,9 +30,8 @@ class Untouched(np.ndarray[Any, Any]):
         target = inputs[0] if method == "at" else next(iter(options.get("out", ())), None)
         if isinstance(target, Untouched):
             return target
-        if ufunc is np.matmul:                                # one term of each sum is enough
-            x, y = map(plain, inputs)
-            inputs = x[..., :1], y[..., :1, :] if y.ndim > 1 else y[:1]
+        if ufunc is np.matmul and method == "__call__" and not options:
+            return product(*map(plain, inputs))
         return getattr(ufunc, method)(*map(plain, inputs), **options)
 
     def __array_function__(self, function: Any, types: Any, arguments: Any, options: Any) -> Any:
@@ -44,6 +44,12 @@ class Untouched(np.ndarray[Any, Any]):
 
 
 namespace.MODULES[Untouched] = np
+
+
+def product(x: Any, y: Any) -> Any:
+    """An array of the shape of ``x @ y``."""
+    lead = np.broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    return zeros((*lead, *x.shape[-2:-1], *(y.shape[-1:] if y.ndim > 1 else ())), np.result_type(x, y))
 
 
 def plain(array: Any) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from mpitrain.optim import Optimizer
 from mpitrain.placement.bytes import Forecast, Use, predicted, sums_at_once
 from mpitrain.placement.place import Placement
 from mpitrain.placement.shard_cuts import largest_neighbours, probe
-from mpitrain.plan.activations import most, trace
+from mpitrain.plan.activations import Course, most, trace
 from mpitrain.schedules.grid import REPLICAS
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
@@ -40,6 +40,7 @@ from mpitrain.train.build.from_config import make_loss, make_optimizer
 from mpitrain.train.build.inputs import Inputs
 from mpitrain.train.build.validate import find_schedule
 
+Tracing: TypeAlias = "Callable[..., list[Course]]"
 AHEAD = 3                                    # batches of a rank: one at work, two read ahead
 SLOTS = 2                                    # batches on a device: one at work, one on its way
 NOBODY = "their bytes are counted by the pool of arrays, which needs a C compiler"
@@ -48,13 +49,13 @@ BETWEEN = 8                                  # free blocks that fit no array tak
 
 def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any, tokens: bool, schedule: Schedule,
              offload: str = "none", copies: int = 0, of_workers: int = 0, residuals: Callable[[Placement], int] = lambda p: 0,
-             levels: Callable[[Placement], int] = lambda p: 0) -> Forecast:
+             levels: Callable[[Placement], int] = lambda p: 0, tracing: Tracing = trace) -> Forecast:
     """The forecast of a run of `p`, whose model is used up here, on the first rank of each stage. Needs no MPI.
 
     `sample` is a host row (x, y); `optimizer(storage)` makes one, whose state `offload` may keep elsewhere.
     `copies` is how many of the weights are kept, `of_workers` how many arrays of their size a federation's workers have,
     `residuals(placement)` the bytes of what compressed gradients leave out, and `levels(placement)` those that sites keep to
-    meet others.
+    meet others. `tracing` stands for `activations.trace`, where its passes are known already.
     """
     if p.grid.shares_layers:
         from mpitrain.parallel.layers.join import alone
@@ -70,7 +71,7 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
         sample = p.part(sample[0]), p.part(sample[1])
     needed, why = None, NOBODY
     try:
-        needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens)
+        needed = _activations(stages, schedule, sample, loss=loss, tokens=tokens, tracing=tracing)
     except Exception as error:                # a model that a few rows do not suit may raise, too: the report goes without
         why = error.message if isinstance(error, MpitrainError) else name_and_text(error, place(error))
     if needed is None:
@@ -82,10 +83,11 @@ def forecast(p: Placement, sample: tuple[Any, Any], *, loss: Any, optimizer: Any
                     kept_for_a_row=kept_for_a_row)
 
 
-def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: float = 1.0, masters: bool = True) -> Forecast:
+def forecast_of(config: Config, placed: Placement, inputs: Inputs, *, share: float = 1.0, masters: bool = True,
+                **more: Any) -> Forecast:
     """The memory of a run of `placed` by its configuration; the first training row is the sample. A rank has that `share` of a
-    worker that compresses gradients, and with `masters`, slices of float32 apart from parameters that are rounded."""
-    more: dict[str, Any] = {}
+    worker that compresses gradients, and with `masters`, slices of float32 apart from parameters that are rounded. `more` is
+    handed to `forecast`."""
     sends = make_optimizer(config, probe()).sends
     if config.comm.compress or sends:
         from mpitrain.plan.compression import residual_bytes
@@ -163,8 +165,8 @@ def _on_their_way(p: Placement, layout: FlatLayout) -> int:
     return layout.dtype.itemsize * (largest + received + (largest_neighbours(p.stage) if kind == "parameters" else 0))
 
 
-def _activations(stages: Sequence[Placement], schedule: Schedule, sample: tuple[Any, Any], *, loss: Any,
-                 tokens: bool) -> tuple[list[int], int, int] | None:
+def _activations(stages: Sequence[Placement], schedule: Schedule, sample: tuple[Any, Any], *, loss: Any, tokens: bool,
+                 tracing: Tracing) -> tuple[list[int], int, int] | None:
     """The activations of each stage, what a row keeps on all of them, and what the first use of a device leaves there for ever,
     such as workspaces; None if no pool counts arrays."""
     device = _device(stages[0].train.device)
@@ -176,7 +178,7 @@ def _activations(stages: Sequence[Placement], schedule: Schedule, sample: tuple[
     parts = [stages[v % n_stages].stage.chunks[v // n_stages] for v in range(n_stages * chunks)]
     before = pool.usage().used
     with counting:
-        courses = trace(parts, loss, *sample, _rows(first), pool=pool, seed=0, precision=first.train.precision, tokens=tokens,
+        courses = tracing(parts, loss, *sample, _rows(first), pool=pool, seed=0, precision=first.train.precision, tokens=tokens,
                         split=any(map(splits_backward, programs)), device=device)
     cached = 0 if device.xp is np else max(0, pool.usage().used - before)
     kept = sum(course.phases["F"].kept for course in courses)

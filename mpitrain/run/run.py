@@ -24,7 +24,7 @@ from mpitrain.run.ranks import Ranks
 from mpitrain.run.session import Session, n_virtual, predict_memory
 from mpitrain.train.build import experiment, measured_cut
 from mpitrain.train.build.assembly import Job
-from mpitrain.train.build.from_config import build, checkpoint_folder, make_rate, observers_of
+from mpitrain.train.build.from_config import build, checkpoint_folder, machine_of, make_rate, observers_of
 from mpitrain.train.build.model import make_model
 from mpitrain.train.build.settings import can_leave_out
 from mpitrain.train.evaluate import named_tables
@@ -120,11 +120,12 @@ class Run(Ranks):
                 self._take(session, folder, resume, overwrite, cleanup)
                 found = self._find(session, folder, change, strict)
             job = self._build(session, found)
+            beside = self._prediction(session)
             forecast = predict_memory(self.config, session, job) if self._as_trial is None else Forecast([])
             job.trainer.notes.insert(0, session.summary(make_model(self.config).count_parameters(), job.plan))
             job.trainer.notes += session.notes + session.told_once([environment.slow_kernels()])
             with guard.symmetric():
-                asked = [*observers_of(self.config), *observers]
+                asked = [*observers_of(self.config), *observers, *beside]
             if isinstance(self.process.pulse, Pulse):
                 asked.append(Beats(self.process.pulse, job.timeline))
             if found is None:
@@ -140,6 +141,17 @@ class Run(Ranks):
                 asked.append(Profile(job.timeline, session.mesh.channel(session.mesh.axes, "clocks"), folder,
                                      job.policy.layout.device))
             return self._fit(session, job, folder, forecast, asked, about, kept)
+
+    def _prediction(self, session: Session) -> list[Observer]:
+        """What puts the predicted step beside the measured one, where log.machine asks for it. It communicates."""
+        if not self.config.log.machine:
+            return []
+        with guard.symmetric():
+            machine = machine_of(self.config)
+        from mpitrain.plan.planner.beside import Beside, predicted  # few runs are compared with a plan
+        assert machine is not None, "it is named"
+        return [Beside(on_first(session.control, lambda: predicted(self.config, machine, self.comm.size, session.inputs,
+                                                                   session.threads)))]
 
     def _take(self, session: Session, folder: RunFolder, resume: str | None, overwrite: bool, cleanup: ExitStack) -> None:
         """Holds the run folder until `cleanup`: errors are written there. It communicates."""
@@ -230,7 +242,7 @@ class Run(Ranks):
         metrics = trainer.fit()
         if trainer.evaluator is not None and trainer.evaluator.tables:
             tables = named_tables(trainer.evaluator.tables, session.inputs)
-        paused, steps = trainer.paused, trainer.update.step
+        paused, steps = trainer.pauses.paused, trainer.update.step
         ended = {"ended": {"step": steps, "reason": trainer.over}} if trainer.over and not paused else {}
         hashes = {} if paused else job.state.hashes()
         record = about | hashes | trainer.bad_steps.record() | {

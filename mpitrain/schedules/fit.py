@@ -19,12 +19,14 @@ STARTS = [Machine(alpha=1e-6, beta=2e-10, gamma=2e-10 * ratio) for ratio in (0.2
 
 
 class Sample(NamedTuple):
-    """One measurement: n ranks needed `seconds` for arrays of `nbytes` bytes."""
+    """One measurement: n ranks needed `seconds` for arrays of `nbytes` bytes; the interpreter ran the rounds, or something else
+    did."""
 
     algorithm: Algorithm
     n: int
     nbytes: int
     seconds: float
+    interpreted: bool = True
 
 
 def fit(samples: Sequence[Sample], itemsize: int = 4) -> Machine:
@@ -56,6 +58,34 @@ def improve(machine: Machine, samples: Sequence[Sample], itemsize: int) -> Itera
         seen.append(counts)
         alpha, beta, gamma = least_squares(np.array(counts, np.float64), seconds)
         machine = Machine(alpha, beta, gamma)
+
+
+def fit_interpreted(samples: Sequence[Sample], itemsize: int = 4) -> tuple[Machine, float, float]:
+    """`fit`, with two constants more: (the machine, the interpreter's seconds of a collective, those of a message).
+
+    Samples that the interpreter did not run have neither. Without any such sample its part of a message cannot be told from
+    alpha, which has it then. ConfigError as of `fit`.
+    """
+    samples = [Sample(*sample) for sample in samples]
+    apart = not all(sample.interpreted for sample in samples)
+    seconds, mine = np.array([s.seconds for s in samples]), np.array([float(s.interpreted) for s in samples])
+    best, found = np.inf, (fit(samples, itemsize), 0.0, 0.0)
+    for start in STARTS:
+        machine, of_message = start, 0.0
+        for _ in range(ITERATIONS):
+            ways = [max(finish_times(s.algorithm, s.n, -(-s.nbytes // itemsize), itemsize,
+                                     machine._replace(alpha=machine.alpha + of_message * s.interpreted))) for s in samples]
+            counts = np.array([(way.messages, way.sent, way.added) for way in ways], np.float64)
+            columns = [counts, mine[:, None], *([(mine * counts[:, 0])[:, None]] if apart else [])]
+            matrix = np.concatenate(columns, axis=1)
+            constants = non_negative(matrix, seconds)
+            error = float(((matrix @ constants / seconds - 1) ** 2).sum())
+            alpha, beta, gamma = constants[:3]
+            machine, of_message = Machine(alpha, beta, gamma), constants[4] if apart else 0.0
+            if error >= best * (1 - 1e-9):
+                break
+            best, found = error, (machine, constants[3], of_message)
+    return found
 
 
 def least_squares(counts: Any, seconds: Any) -> list[float]:

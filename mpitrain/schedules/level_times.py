@@ -78,7 +78,16 @@ def ways() -> Mapping[Algorithm, Callable[[int], Way]]:
         rounds, folded = n.bit_length() - 1, bool(n & (n - 1))
         return Way(rounds + 2 * folded, rounds + 2 * folded, rounds + folded)
 
+    def halving(n: int) -> Way:
+        power = 1 << n.bit_length() - 1
+        core, folded = both(power), bool(n & (n - 1))
+        return Way(2 * (n.bit_length() - 1) + 2 * folded, core.sent + 2 * folded, core.added + folded)
+
+    def tree(n: int) -> Way:
+        return halving(n) if n & (n - 1) == 0 else both(n)
+
     return {ALL_REDUCE["ring"]: both, ALL_REDUCE["direct"]: both, ALL_REDUCE["recursive_doubling"]: doubling,
+            ALL_REDUCE["halving_doubling"]: halving, ALL_REDUCE["tree"]: tree,
             REDUCE_SCATTER["ring"]: with_sums, REDUCE_SCATTER["direct"]: with_sums,
             ALL_GATHER["ring"]: once, ALL_GATHER["direct"]: once}
 
@@ -119,12 +128,14 @@ def spread_over(n: int, stride: int, levels: Sequence[Level]) -> list[int]:
     return counts
 
 
-def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Sequence[Level], algorithm: str = "auto") -> float:
+def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Sequence[Level],
+                  algorithm: str | Algorithm = "auto") -> float:
     """Seconds of `operation` ("all_reduce", "reduce_scatter", "all_gather", "all_to_all") of n ranks that are `stride` apart.
 
     `nbytes` is the whole array: what each rank has before an all-reduce, a reduce-scatter and an all-to-all, and after an
-    all-gather. "auto" and "hierarchical" go level by level. Another name is run by all ranks alike, at the cost of the outermost
-    level that they cross: a ring over nodes goes through one link of each. All nodes and all such groups send at once.
+    all-gather. "auto" and "hierarchical" go level by level; "auto" doubles distances for small parts across, as a run does. A
+    further name is run by all ranks alike, at the cost of the outermost level that they cross: a ring over nodes goes through
+    one link of each. All nodes and all such groups send at once.
     """
     if n == 1 or nbytes <= 0:
         return 0.0
@@ -137,7 +148,8 @@ def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Se
         return flat_seconds(named(operation, algorithm, n, nbytes), n, nbytes, machine_of(level, together))
     seconds, part = 0.0, nbytes
     for place, (count, level) in enumerate(met):
-        found = (REGISTRIES[operation]["direct" if place < len(met) - 1 else "ring"])        # both halves of an all-reduce
+        inner = place < len(met) - 1
+        found = REGISTRIES[operation]["direct"] if inner else named(operation, algorithm, count, part)      # direct: both halves
         seconds += flat_seconds(found, count, part, machine_of(level, level.sharing))
         part /= count
     return seconds
@@ -162,12 +174,12 @@ def machine_of(level: Level, together: float) -> Machine:
     return Machine(level.alpha, level.beta * together, level.gamma)
 
 
-def named(operation: str, algorithm: str, n: int, nbytes: float) -> Algorithm:
+def named(operation: str, algorithm: str | Algorithm, n: int, nbytes: float) -> Algorithm:
     """The algorithm of that name, where an operation has it; "auto" is a ring for reduce-scatter and all-gather."""
     if operation == "all_reduce":
         return choose("ring" if algorithm == "hierarchical" else algorithm, n, ceil(nbytes))
     table = REGISTRIES[operation]
-    return table[algorithm if algorithm in table else "ring"]
+    return table[algorithm if isinstance(algorithm, str) and algorithm in table else "ring"]
 
 
 def message_seconds(n: int, stride: int, nbytes: float, levels: Sequence[Level]) -> float:

@@ -7,7 +7,7 @@ processor, and messages do not hinder each other. So a schedule's time is a lowe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
@@ -59,9 +59,10 @@ class Timeline(NamedTuple):
 
 
 def simulate_pipeline(schedule: Schedule, n_stages: int, n_micro: int, cost: Cost | None = None, chunks: int = 1, *,
-                      training: bool = True) -> Timeline:
-    """When each stage does what, at `cost` (by default F = B = W = 1 and messages are free). ScheduleError for a schedule
-    that `check_pipeline` refuses, ConfigError for a cost that cannot be."""
+                      training: bool = True, each: Mapping[tuple[int, Action], float] | None = None) -> Timeline:
+    """When each stage does what, at `cost` (by default F = B = W = 1 and messages are free); `each` has the seconds of every
+    action of a stage, in place of the cost's. ScheduleError for a schedule that `check_pipeline` refuses, ConfigError for a cost
+    that cannot be."""
     programs = checked_programs(schedule, n_stages, n_micro, chunks, training=training)
     seconds, messages = tables(cost if cost is not None else Cost(), n_stages, chunks,
                                split=any(splits_backward(program) for program in programs))
@@ -76,7 +77,7 @@ def simulate_pipeline(schedule: Schedule, n_stages: int, n_micro: int, cost: Cos
             arrival = stops[need[0]][need[1]] + messages[virtual - 1 if kind == "F" else virtual]
             if arrival > start:
                 start = arrival
-        clock[stage] = stops[stage][action] = stop = start + seconds[kind][virtual]
+        clock[stage] = stops[stage][action] = stop = start + (seconds[kind][virtual] if each is None else each[stage, action])
         spans[stage].append(Span(action, start, stop))
     return Timeline(spans, max(clock))
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import lru_cache
+from math import inf
 from typing import NamedTuple
 
 from mpitrain.schedules.pipeline import SCHEDULES, Schedule
 from mpitrain.schedules.pipeline_check import checked_programs, flow, takes_chunks
+from mpitrain.schedules.pipeline_turns import stops_in_turns
 
 MOST = 12_000                  # actions of all stages that are timed one by one: 10 ms
 GROUPS = 4                     # at least so many groups of p micro-batches or a few more are in the longer of the short ones
@@ -42,8 +44,9 @@ class PipelineTimes(NamedTuple):
 @lru_cache(maxsize=256)
 def flow_of(schedule: Schedule, n_stages: int, n_micro: int, chunks: int) -> Flow:
     """ScheduleError for a schedule that `check_pipeline` refuses; the built-in ones are proved by tests."""
-    if any(schedule is SCHEDULES[name] for name in SCHEDULES):
-        given = {"chunks": chunks} if takes_chunks(schedule) else {}
+    in_chunks = takes_chunks(schedule)
+    if (chunks == 1 or in_chunks) and any(schedule is SCHEDULES[name] for name in SCHEDULES):
+        given = {"chunks": chunks} if in_chunks else {}
         programs = [list(schedule(stage, n_stages, n_micro, **given)) for stage in range(n_stages)]
     else:
         programs = checked_programs(schedule, n_stages, n_micro, chunks)
@@ -88,15 +91,16 @@ def _in_order(codes: Sequence[Sequence[int]], n_stages: int, n_virtual: int, n_m
     return places, steps
 
 
-def pipeline_times(name: str, n_stages: int, n_micro: int, forward: Sequence[float], backward: Sequence[float],
-                   weight: Sequence[float], messages: Sequence[float]) -> PipelineTimes:
-    """The times of schedule `name` at so many seconds of each virtual stage, and of the message between it and the next one.
+def pipeline_times(name: str | Schedule, n_stages: int, n_micro: int, forward: Sequence[float], backward: Sequence[float],
+                   weight: Sequence[float], messages: Sequence[float], cores: float = inf) -> PipelineTimes:
+    """The times of a schedule at so many seconds of each virtual stage, and of the message between it and the next one.
 
     As `simulate_pipeline` has them; of more than `MOST` actions by what groups take, which is within 1e-4 where stages are alike,
-    and within 1 % where their seconds differ by a third. ScheduleError for a schedule that cannot be.
+    and within 1 % where their seconds differ by a third. Where the stages have fewer `cores` than they are, they take turns.
+    ScheduleError for a schedule that cannot be.
     """
-    schedule, chunks = SCHEDULES.resolve(name), len(forward) // n_stages
-    seconds = forward, backward, weight, messages if n_stages > 1 else [0.0] * len(forward)
+    schedule, chunks = SCHEDULES.resolve(name) if isinstance(name, str) else name, len(forward) // n_stages
+    seconds = forward, backward, weight, messages if n_stages > 1 else [0.0] * len(forward), cores
     groups = n_micro // n_stages
     kept = max(GROUPS, MOST // (2 * len(forward) * n_stages))
     if 2 * len(forward) * n_micro <= MOST or groups <= kept:
@@ -112,10 +116,12 @@ def pipeline_times(name: str, n_stages: int, n_micro: int, forward: Sequence[flo
 
 
 def timed(schedule: Schedule, n_stages: int, n_micro: int, chunks: int, forward: Sequence[float], backward: Sequence[float],
-          weight: Sequence[float], messages: Sequence[float]) -> PipelineTimes:
+          weight: Sequence[float], messages: Sequence[float], cores: float = inf) -> PipelineTimes:
     """One pass over the flow."""
     found = flow_of(schedule, n_stages, n_micro, chunks)
     lasts = [*forward, *(backward if found.split else [b + w for b, w in zip(backward, weight)]), *weight]
+    if cores < n_stages:
+        return timed_in_turns(found, lasts, messages, n_stages, cores)
     stops: list[float] = []
     clock = [0.0] * n_stages
     for stage, kind, need, sent in found.steps:
@@ -126,3 +132,10 @@ def timed(schedule: Schedule, n_stages: int, n_micro: int, chunks: int, forward:
         stops.append(stop)
     last = [(stops[place] - lasts[found.steps[place][1]], stops[place]) if place >= 0 else (0.0, 0.0) for place in found.last]
     return PipelineTimes(max(clock), clock, last)
+
+
+def timed_in_turns(found: Flow, lasts: Sequence[float], messages: Sequence[float], n_stages: int, cores: float) -> PipelineTimes:
+    """The times of a flow whose stages share `cores` cores."""
+    starts, stops = stops_in_turns(found.steps, lasts, messages, n_stages, cores)
+    ends = [max((stop for (at, *_), stop in zip(found.steps, stops) if at == stage), default=0.0) for stage in range(n_stages)]
+    return PipelineTimes(max(ends), ends, [(starts[place], stops[place]) if place >= 0 else (0.0, 0.0) for place in found.last])

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
+from math import inf, prod
 from typing import Protocol
 
 from mpitrain.errors import ConfigError
 from mpitrain.schedules.grid import AXES, REPLICAS
 from mpitrain.schedules.level_times import Level, level_seconds, message_seconds
+from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_times import PipelineTimes, pipeline_times
+from mpitrain.schedules.steps import Algorithm
 from mpitrain.schedules.stragglers import straggler_factor
 
 
@@ -37,6 +39,8 @@ class StepMachine(Protocol):
     def spread(self) -> float: ...
     @property
     def overlap(self) -> float: ...
+    @property
+    def cores(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ class StepTime:
 
     compute       forward and backward of its micro-batches           update      of the optimizer
     tensor        collectives of its layers, and gathers that compute does not hide
-    bubble        it waits for other stages, and for messages between them
+    bubble        it waits for other stages, for messages between them, and for a core that they share
     exposed       exchange of gradients (and of parameters) that compute does not hide
     stragglers    the slowest of all ranks beyond the mean one
     """
@@ -119,10 +123,11 @@ class StepTime:
     stragglers: float
 
 
-def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str, n_micro: int, machine: StepMachine, *,
-                  algorithm: str = "auto") -> StepTime:
+def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str | Schedule, n_micro: int, machine: StepMachine, *,
+                  algorithm: str | Algorithm = "auto") -> StepTime:
     """Seconds of a step of `n_micro` micro-batches (of each data-parallel rank) on `mesh` (lengths of axes pp, dp, ep, cp, tp).
 
+    Where a host has fewer cores than ranks, these take turns: all of them at once, or as many stages as are at work.
     ConfigError where the virtual stages are no multiple of mesh pp; ScheduleError as of `simulate_pipeline`.
     """
     pp, n_virtual = mesh.get("pp", 1), len(work.stages)
@@ -130,10 +135,12 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str, n_micro: i
         raise ConfigError(f"{n_virtual} virtual stages do not lie evenly on pp = {pp}; give a multiple of it")
     side = _Side(mesh, machine, algorithm)
     extras = [side.of_layers(stage) for stage in work.stages]
-    times = pipeline_times(schedule, pp, n_micro, [s.forward + extra[0] for s, extra in zip(work.stages, extras)],
-                           [s.backward + extra[1] for s, extra in zip(work.stages, extras)], [s.weight for s in work.stages],
-                           [side.message(s.message_bytes) for s in work.stages])
-    compute, tensor = max(((n_micro * sum(stage.compute for stage in work.stages[s::pp]),
+    turns = 1.0 if pp > 1 else side.turns
+    times = pipeline_times(schedule, pp, n_micro, [turns * s.forward + extra[0] for s, extra in zip(work.stages, extras)],
+                           [turns * s.backward + extra[1] for s, extra in zip(work.stages, extras)],
+                           [turns * s.weight for s in work.stages], [side.message(s.message_bytes) for s in work.stages],
+                           pp / side.turns if pp > 1 else inf)
+    compute, tensor = max(((n_micro * turns * sum(stage.compute for stage in work.stages[s::pp]),
                             n_micro * sum(map(sum, extras[s::pp]))) for s in range(pp)), key=sum)
     ends = [side.exchange(work.stages[s::pp], times, s, pp) for s in range(pp)]
     exposed = max(0.0, max(ends) - times.total) + side.seconds(work.after)
@@ -146,10 +153,14 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str, n_micro: i
 class _Side:
     """The side of a step that is not compute: what its messages take on one mesh, with one algorithm for sums."""
 
-    def __init__(self, mesh: Mapping[str, int], machine: StepMachine, algorithm: str):
+    def __init__(self, mesh: Mapping[str, int], machine: StepMachine, algorithm: str | Algorithm):
         self.machine, self.algorithm = machine, algorithm
         self.lengths = tuple(mesh.get(axis, 1) for axis in AXES)
         self.pp = mesh.get("pp", 1)
+        inside = prod(self.lengths)
+        if machine.levels:
+            inside = min(inside, machine.levels[0].ranks or inside)
+        self.turns = max(1.0, inside / machine.cores) if machine.cores else 1.0        # ranks of a host that share a core
 
     def one(self, operation: str, axes: tuple[str, ...], nbytes: float, seconds: float | None) -> float:
         """Seconds of a collective, without the interpreter's."""

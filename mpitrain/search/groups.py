@@ -42,6 +42,9 @@ class Groups:
     def _session(self) -> Session:
         made = Session(self.config, self.comm)
         made.open(self.config, lambda: self.whole.files)
+        first = self.number * self.comm.size                  # of this group, among all ranks
+        mine = self.whole.places[self.world.rank].host
+        made.mesh.before = [place.host for place in self.whole.places[:first]].count(mine)
         return made
 
     @property

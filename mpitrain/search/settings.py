@@ -18,7 +18,8 @@ from mpitrain.search.front import COSTS, Objective
 
 # What a trial, or the study itself, decides: keys that [space] may not name, by section; () is a whole section.
 FORBIDDEN: dict[str, tuple[str, ...]] = {"data": ("path", "x", "y", "validation"), "run": (), "mesh": (), "checkpoint": (),
-                                         "train": ("epochs", "steps")}
+                                         "train": ("epochs", "steps"),
+                                         "energy": ("root", "cap_watts", "clock_mhz", "gpu_cap_watts")}      # of whole hosts
 
 
 @dataclass(frozen=True)

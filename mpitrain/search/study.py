@@ -21,6 +21,7 @@ from mpitrain.comm.job.together import on_first
 from mpitrain.config import changed, to_toml
 from mpitrain.errors import OutputError, Stopped
 from mpitrain.registry import Registry
+from mpitrain.run.limits import agree
 from mpitrain.run.run import Run
 from mpitrain.run.session import before_mpi, look_at_files
 from mpitrain.search.cost import Costs, memory_of_a_rank, refuse_unknown_joules, refuse_without_joules
@@ -52,6 +53,7 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
     files = before_mpi(partial(look_at_files, base))
     groups = Groups(Run.of_job(base, process, quiet=True, look=files).comm, base, study.search.ranks, files,
                     process.pulse)
+    agree(base, groups.whole.control, groups.whole.places, process)
     refuse_unknown_joules(study.objectives, base, groups.whole.control, groups.whole.places)
     with guard.symmetric():
         refuse_unbuildable(study, groups.whole.inputs)

@@ -116,7 +116,7 @@ class Study:
         run["run"] = {key: value for key, value in run.get("run", {}).items() if key not in ("out", "name")}
         aside = ("run.out=", "run.name=", "log.", "checkpoint.")
         own = [override for override in self.overrides if not override.startswith(aside)]
-        return {"trials": s.trials, "search": how, "digests": {
+        return {"trials": s.trials, "search": how, "higher": [one.higher for one in self.objectives], "digests": {
             "[space]": digest(space), "[search]": digest(how), "the run": digest([run, own])}}
 
     def refuse_other(self, header: Mapping[str, Any], journal: Path) -> None:

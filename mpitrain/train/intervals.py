@@ -38,12 +38,18 @@ class Step(NamedTuple):
         return float(self.mean)
 
 
-class Pauses(NamedTuple):
-    """The `steps` after which a run saves a checkpoint and asks whether it goes on: `goes_on(step, metrics)` answers alike on all
-    ranks. It is asked at once where a run is resumed at such a step."""
+class Pauses:
+    """The `steps` after which a run saves a checkpoint and then asks whether it goes on: `goes_on(step, metrics)` answers alike
+    on all ranks. It is asked at once where a run is resumed at such a step."""
 
-    steps: Collection[int]
-    goes_on: Callable[[int, dict[str, float]], bool]
+    def __init__(self, steps: Collection[int] = (),
+                 goes_on: Callable[[int, dict[str, float]], bool] = lambda step, metrics: True):
+        self.steps, self.goes_on, self.paused = steps, goes_on, False
+
+    def ask(self, step: int, metrics: dict[str, float]) -> None:
+        """After a step whose state is saved, where it is one of those."""
+        if step in self.steps:
+            self.paused = not self.goes_on(step, metrics)
 
 
 @dataclass

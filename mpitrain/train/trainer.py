@@ -55,8 +55,7 @@ class Trainer:
         self.judge = "loss", False                               # the metric of the best checkpoint, and whether more is better
         self.best: tuple[float, int] | None = None               # (its best value, the step of that)
         self.patience: Patience | None = None                    # ends the run early
-        self.pauses: Pauses | None = None                        # steps after which it may pause
-        self.paused = False                                      # whether it does
+        self.pauses = Pauses()                                   # steps after which it may pause
         self.metrics: dict[str, float] = {}                      # metrics of the last evaluation
         self._message = np.zeros(0)                              # buffer of `share`: the message and its sum over ranks
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
@@ -162,9 +161,10 @@ class Trainer:
     def _run(self) -> None:
         if not self.evaluated:                                   # the run was stopped between a step and its evaluation
             self.evaluate(self.update.step)
-            if self._may_pause(self.update.step):
+            if self.update.step in self.pauses.steps:
                 self.checkpoint(self.update.step, at_once=True)
-        self._ask(self.update.step)
+        if not self.over:
+            self.pauses.ask(self.update.step, self.metrics)
         batches = self.loader.iterate(self.update.step, self.plan.steps)
         if self.ahead is not None:
             batches = self.ahead(batches)
@@ -174,7 +174,7 @@ class Trainer:
     @property
     def over(self) -> str:
         """Why the run ends before its last step; "" where it does not."""
-        return "it is paused" if self.paused else "" if self.patience is None else self.patience.reason
+        return "it is paused" if self.pauses.paused else "" if self.patience is None else self.patience.reason
 
     def _next(self, batches: Iterator[tuple[int, list[MicroBatch]]]) -> tuple[int, list[MicroBatch]] | None:
         self._began = time.perf_counter()
@@ -225,18 +225,11 @@ class Trainer:
             self._finish()
             raise Stopped("stopped on request with a complete checkpoint; start it again with --resume", step=done)
         improved = self.evaluate(done) if not self.evaluated else False
-        at_once = done == plan.steps or bool(self.over) or self._may_pause(done)
+        at_once = done == plan.steps or bool(self.over) or done in self.pauses.steps
         if plan.saves(done) or (improved and plan.keep_best) or at_once:
             self.checkpoint(done, at_once=at_once)
-        self._ask(done)
-
-    def _may_pause(self, done: int) -> bool:
-        return self.pauses is not None and done in self.pauses.steps
-
-    def _ask(self, done: int) -> None:
-        """Asks whether the run goes on, where it may pause; its state is saved."""
-        if self.pauses is not None and self._may_pause(done) and not self.over:
-            self.paused = not self.pauses.goes_on(done, self.metrics)
+        if not self.over:
+            self.pauses.ask(done, self.metrics)
 
     def _check(self, result: Step, done: int) -> None:
         """Waits for the losses of the step before, if they are still on their way: this step is launched by now. Its own, and

@@ -89,7 +89,7 @@ def first_rows(saved: SavedModel, rows: int, *, tokens: int | None = None) -> An
     from mpitrain.backend import CPU
     from mpitrain.data.columns import Columns
     from mpitrain.parallel.pipeline.feed import Feed
-    from mpitrain.plan.inspect import open_data
+    from mpitrain.plan.prepare import open_data
     inputs = open_data(saved.config)
     x, _ = inputs.reader(saved.transforms).read(np.asarray(inputs.train_rows[:rows], np.int64))
     assert saved.model.storage is not None

@@ -21,7 +21,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace, process: Process) -> int:
     if not verbs.is_first():
         return 0
-    from mpitrain.plan.inspect import open_data
+    from mpitrain.plan.prepare import open_data
     from mpitrain.train.build.averaged import averaged
     from mpitrain.train.build.saved import load, save
     saved = load(options.folder, options.step, options.arguments)

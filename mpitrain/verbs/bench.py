@@ -22,6 +22,8 @@ def add_arguments(parser: ArgumentParser) -> None:
                            help="bfloat16 or float16: messages of such numbers, beside the same algorithm with float32")
     fit = verbs.add_parser("fit", help="alpha, beta and gamma of this machine, and predicted beside measured times")
     fit.add_argument("--sizes", help="bytes, with commas (default: 1 KiB to 8 MiB, doubling)")
+    fit.add_argument("--out", type=Path, metavar="FILE.toml", help="measure this machine for plans, and write it there")
+    fit.add_argument("--name", help="what the machine is called in that file (default: the file's name)")
     exchange = verbs.add_parser("exchange", help="gradient sum, AdamW, parameters visible to all; beside MPI_Allreduce + AdamW")
     exchange.add_argument("--parameters", type=int, default=10_000_000, help="how many (default: %(default)s)")
     exchange.add_argument("--bucket-bytes", default="4M", help="how much travels together (default: %(default)s)")

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.errors import UsageError
+
+if TYPE_CHECKING:
+    from mpitrain.search.progress import StudyProgress
+    from mpitrain.search.study_file import Study
 
 HELP = "search for the best values of a run's keys: trials on groups of ranks, as a study file says"
 
@@ -33,10 +39,22 @@ def run(options: Namespace, process: Process) -> int:
         from mpitrain.search.study_file import read_study
     with guard.symmetric():
         study = read_study(path, overrides)
-    found = search(study, process, resume=options.resume, overwrite=options.overwrite)
+    progress = None if options.quiet or launched_rank()[0] else progress_of(study)
+    told = {} if progress is None else {"told": progress}
+    found = search(study, process, resume=options.resume, overwrite=options.overwrite, **told)
+    if progress is not None:
+        progress.finish()
     if launched_rank()[0] == 0:
         print(best_of(found), flush=True)
     return 0
+
+
+def progress_of(study: Study) -> StudyProgress:
+    """Lines of rank 0 about a study, as often as log.progress_s says."""
+    from mpitrain.search.progress import StudyProgress
+    from mpitrain.train.observers.log import Progress, is_watched
+    lines = Progress(0, every_s=0.0)                          # a stdout that goes away ends the lines, not the study
+    return StudyProgress(study.base.log.progress_s, watched=is_watched(sys.stdout), tell=lines.message)
 
 
 def asked(arguments: list[str]) -> tuple[Path, list[str]]:

@@ -405,7 +405,8 @@ def inspected(folder: Path, ranks: list[int]) -> dict[str, list[Any]]:
     """What `inspect` says of each, for each number of ranks: before its first line, or not at all."""
     sys.modules["mpi4py"] = None                             # type: ignore[assignment]
     from mpitrain.plan import inspect as verb
-    verb.describe_files = functools.cache(verb.describe_files)      # a child process each
+    from mpitrain.plan import prepare
+    prepare.describe_files = functools.cache(prepare.describe_files)      # a child process each
 
     def one(case: Case, n: int) -> list[Any]:
         return verdict(lambda: next(verb.inspect(folder / f"{case.file}.toml", overrides(case), ranks=n)))

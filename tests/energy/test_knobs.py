@@ -14,9 +14,14 @@ from types import ModuleType
 import pytest
 from sys_trees import CLOCK, WATTS, put, settings, sys_tree
 
+from mpitrain.comm.job.guard import Process
+from mpitrain.config import Config, load_config
+from mpitrain.config.energy import EnergyConfig
 from mpitrain.energy import guardian, knobs
 from mpitrain.energy.limits import HostLimits
-from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError, OutputError
+from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError, OutputError, UsageError
+from mpitrain.run.limits import ProcessLimits, agree
+from mpitrain.search.settings import refuse_keys
 
 FAKE = Path(__file__).with_name("fake") / "pynvml.py"
 AS_BEFORE = {"intel-rapl:0": WATTS, "intel-rapl:1": WATTS, "intel-rapl:0:0": WATTS, "intel-rapl:2": WATTS,
@@ -56,8 +61,8 @@ def test_limits_are_set_and_each_put_back_to_what_it_was(tree: Path) -> None:
 
 
 @pytest.mark.parametrize(("wanted", "file", "text", "error", "says"), [
-    ({"cap_watts": 251}, "", "", ConfigError, "energy.cap_watts = 251 cannot be set: the power limit of package-0 takes at most 250 W"),
-    ({"cap_watts": 40}, "class/powercap/intel-rapl:1/constraint_0_min_power_uw", 50_000_000, ConfigError, "package-1 takes at least 50 W"),
+    ({"cap_watts": 251}, "", "", ConfigError, "cap_watts = 251 cannot be set: the power limit of package-0 takes at most 250 W"),
+    ({"cap_watts": 40}, "class/powercap/intel-rapl:1/constraint_0_min_power_uw", 50_000_000, ConfigError, "takes at least 50 W"),
     ({"clock_mhz": 700}, "", "", ConfigError, "the highest clock of policy0 takes at least 800 MHz"),
     ({"clock_mhz": 4000}, "", "", ConfigError, "takes at most 3200 MHz"),
     ({"cap_watts": 100}, "class/powercap/intel-rapl:1/enabled", 0, ConfigError, "an administrator would: echo 1 | sudo tee"),
@@ -185,3 +190,23 @@ def test_a_host_keeps_its_limits_until_they_are_ended(tree: Path, nvml: ModuleTy
     assert held.undo() == [] and held.undo() == [] and settings(tree) == AS_BEFORE
     refused = HostLimits({"cap_watts": 1000}, tree).refused
     assert refused is not None and refused[0] == "ConfigError"
+
+
+def test_a_run_whose_limits_nobody_has_set_is_refused() -> None:
+    """Its communicator was made by a program that has set none, or others, before MPI started."""
+    config = Config(energy=EnergyConfig(cap_watts=100))
+    process = Process()
+    with pytest.raises(UsageError, match=r"limits of hosts \(energy.cap_watts\) are set before MPI starts.* and none were"):
+        agree(config, None, [], process)
+    process.limits = ProcessLimits({"cap_watts": 90.0}, None)
+    with pytest.raises(UsageError, match="and others were; make this run with Run.of_job"):
+        agree(config, None, [], process)
+    assert agree(Config(), None, [], process) == []
+
+
+@pytest.mark.parametrize("key", ["cap_watts", "clock_mhz", "gpu_cap_watts"])
+def test_a_limit_is_a_number_of_0_or_more_and_the_same_for_all_trials_of_a_study(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"energy.{key} must be a finite number, 0 or more, found -1"):
+        load_config(None, [f"energy.{key}=-1"])
+    with pytest.raises(ConfigError, match=f"energy.{key}.*the same for all trials of a study"):
+        refuse_keys([f"energy.{key}"])

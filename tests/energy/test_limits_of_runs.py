@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from launch import Job, Result, is_guardian, launch, mpirun, send, tagged
+from launch import Job, Result, is_guardian, is_open_mpi, launch, mpirun, send, tagged
 from runs import SMALL
+from studies import STUDY
 from sys_trees import CLOCK, WATTS, settings, sys_tree
 
 from mpitrain.energy import guardian
@@ -19,21 +20,22 @@ from pathlib import Path
 from mpitrain.train import Observer
 
 class Fault(Observer):
-    """At step 3 it says what the limit is then, and ends its rank as FAULT says."""
+    """At steps 3 and 40 it says what the limit is then; it ends its rank as FAULT says."""
 
     def begin(self, run):
         self.rank = run.rank
 
     def after_step(self, step, fields, seconds):
-        if step == 3:
+        if step in (3, 40):
             print("limit", Path("sys/class/powercap/intel-rapl:1/constraint_0_power_limit_uw").read_text().strip(), flush=True)
             if os.environ["FAULT"] == f"error {self.rank}":
                 raise ValueError("on purpose")
-            if os.environ["FAULT"] in (f"kill {self.rank}", "kill all"):
+            if os.environ["FAULT"] in (f"kill {self.rank}", "kill all") and "WENT_ON" not in os.environ:
                 os.kill(os.getpid(), signal.SIGKILL)
+            os.environ["WENT_ON"] = "1"                      # a rank that is left is rank 0 of the rest
 '''
 LIMITED = ("energy.root=sys/class/powercap", "energy.cap_watts=120", "energy.clock_mhz=1500")
-SET = {"intel-rapl:0": 120_000_000, "intel-rapl:1": 120_000_000, "policy0": 1_500_000, "policy2": 1_500_000, "policy10": 1_500_000}
+SET = {"intel-rapl:0": 120_000_000, "intel-rapl:1": 120_000_000} | dict.fromkeys(("policy0", "policy2", "policy10"), 1_500_000)
 
 
 @pytest.fixture
@@ -96,6 +98,17 @@ def test_what_a_killed_guardian_leaves_the_next_run_puts_back(folder: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not is_open_mpi(), reason="Open MPI, whose mpirun goes on where a rank is lost")
+def test_ranks_that_go_on_without_the_one_that_has_set_the_limits_keep_them(folder: Path) -> None:
+    job = launch(3, "-m", "mpitrain", "train", "run.toml", *LIMITED, "train.on_lost=go_on", "train.steps=60", cwd=folder,
+                 env={"FAULT": "kill 0"}, mpi_args=("--with-ft", "ulfm"))
+    result = ended(job, folder)
+    assert result.rc == 0, result.err
+    assert "E_PEER" in result.err or "lost" in result.out + result.err
+    assert result.out.count("limit 120000000") >= 4 and "limit 200000000" not in result.out      # at step 40, too
+
+
+@pytest.mark.slow
 def test_a_run_without_limits_puts_back_what_a_killed_guardian_has_left(folder: Path) -> None:
     job = start(folder, "train.steps=100000")
     job.wait_for("limit 120000000")
@@ -112,3 +125,13 @@ def test_a_limit_that_the_hardware_cannot_have_is_refused_before_training(folder
     assert refused.rc == 78 and len(refused.error_lines) == 1
     assert "energy.cap_watts = 251 cannot be set: the power limit of package-0 takes at most 250 W" in refused.error_lines[0]
     assert before(folder) and not (folder / "runs").exists()
+
+
+@pytest.mark.slow
+def test_all_trials_of_a_study_run_with_its_limits(folder: Path) -> None:
+    (folder / "study.toml").write_text(STUDY.replace("trials = 9", "trials = 3") + '[log]\nobservers = ["own.py:Fault"]\n')
+    done = mpirun(2, "-m", "mpitrain", "search", "study.toml", "run.out=study", *LIMITED, cwd=folder, env={"FAULT": ""})
+    assert done.rc == 0, done.err
+    assert done.out.count("limit 120000000") >= 3 and "limit 200000000" not in done.out and before(folder)
+    limits = [json.loads(path.read_text())["limits"] for path in folder.glob("study/trials/*/run.json")]
+    assert len(limits) == 3 and all("power limit of package-0 200 W -> 120 W" in said[0] for said in limits)

@@ -14,6 +14,7 @@ from mpitrain import Process, Run, load_config, start
 from mpitrain.errors import ConfigError
 from mpitrain.run.run import AsTrial
 from mpitrain.run.session import Session, before_mpi, look_at_files
+from mpitrain.search.groups import Groups
 from mpitrain.train.intervals import Pauses
 
 process, epochs = Process(), 4
@@ -60,7 +61,9 @@ def main():
         raise AssertionError("it was not refused")
     for session in sessions:
         session.close()
-    world.Barrier()
+    side_by_side = Groups(world, configured("x"), 1, lambda: described)
+    assert side_by_side.session.mesh.before == world.rank and side_by_side.threads == sessions[0].threads
+    side_by_side.close()
     return 0
 
 

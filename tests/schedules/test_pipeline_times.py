@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mpitrain.errors import ConfigError
 from mpitrain.schedules import pipeline_times as fast
 from mpitrain.schedules.pipeline import SCHEDULES, Action
 from mpitrain.schedules.pipeline_simulate import Cost, simulate_pipeline
@@ -70,4 +71,9 @@ def test_a_schedule_that_waits_for_itself_is_refused() -> None:
             yield from (Action("F", 1), Action("B", 0), Action("B", 1))
     assert fast.flow_of(circular, 2, 3, 1).steps              # it is one that can be
     with pytest.raises(ScheduleError, match="deadlock: stage 0 waits in B0 for stage 1's B0"):
-        fast.flow_of(deadlocked, 2, 2, 1)
+        pipeline_times(deadlocked, 2, 2, [1, 1], [1, 1], [0, 0], [0, 0])
+    for name, chunks, said in (("1f1b", 2, "it knows one chunk a stage, not 2"), ("interleaved", 1, "at least 2 chunks a stage")):
+        with pytest.raises(ConfigError, match=said):
+            pipeline_times(name, 2, 4, *[[1.0] * 2 * chunks] * 4)
+    with pytest.raises(ConfigError, match="unknown pipeline schedule"):
+        pipeline_times("1b1f", 2, 4, *[[1.0] * 2] * 4)

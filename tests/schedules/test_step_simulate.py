@@ -24,6 +24,8 @@ class Simple:
     message_s: float = 0.0
     spread: float = 0.0
     overlap: float = 1.0
+    cores: int = 0
+    turn_s: float = 0.0
 
 
 HERE = Simple()

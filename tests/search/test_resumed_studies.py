@@ -13,6 +13,8 @@ from launch import is_python, launch, send
 from standing import mpirun
 from studies import STUDY, journal, told
 
+from mpitrain.search.folder import StudyFolder
+
 
 def search(n, file, *words):
     return mpirun(n, "-m", "mpitrain", "search", file, *words, cwd=file.parent, timeout=120)
@@ -80,6 +82,13 @@ def test_one_folder_has_one_study(tmp_path):
     assert of_a_run.rc == 73 and "that of a run" in of_a_run.error_lines[0], of_a_run.err
     both = search(1, file, "--resume", "--overwrite")
     assert both.rc == 64
+    other_job = StudyFolder(tmp_path / "runs/study")
+    other_job.begin(resume=True, overwrite=False)
+    try:
+        busy = search(2, file, *few, "--resume", "optimizer.momentum=0.5", "search.trials=4")
+    finally:
+        other_job.close()
+    assert busy.rc == 73 and "busy: a job holds it" in busy.error_lines[0], busy.err
 
 
 @pytest.mark.slow
@@ -135,6 +144,6 @@ def test_studies_killed_at_random_moments_find_the_same(tmp_path):
         folder = tmp_path / f"killed-{moment}"
         killed_after(folder, file, chance.randrange(1, lines), f"run.out={folder}")
         resume = ("--resume",) if (folder / "journal.jsonl").exists() else ()
-        result = search(2, file, f"run.out={folder}", *resume)
+        result = search((2, 1, 4)[moment % 3], file, f"run.out={folder}", *resume)      # on any number of groups
         assert result.rc == 0, result.err
         assert told(folder) == told(tmp_path / "whole") and max(results(folder)[0].values()) == 1

@@ -48,14 +48,14 @@ def test_a_study_is_the_same_on_any_number_of_groups_and_its_trials_are_runs(tmp
 def test_ranks_of_a_trial_change_no_bit_where_the_layout_does_not_count(tmp_path, study):
     few = ("search.trials=2", "search.pruner=none", "search.rungs=[1]", "train.epochs=1", "train.reproducible=layout",
            "train.micro_batches=6")
-    for n in (1, 2, 3):
+    for n in (1, 3):
         result = search(n, study, f"run.out=on-{n}", f"search.ranks={n}", *few)
         assert result.rc == 0, result.err
-    one, two, three = (told(tmp_path / f"on-{n}") for n in (1, 2, 3))
-    assert one == two == three and len({trial["parameters_sha256"] for trial in one["trials"]}) == 2
+    one, three = (told(tmp_path / f"on-{n}") for n in (1, 3))
+    assert one == three and len({trial["parameters_sha256"] for trial in one["trials"]}) == 2
 
 
-@pytest.mark.parametrize("mesh", ["pp", "dp"])
+@pytest.mark.parametrize("mesh", ["pp", pytest.param("dp", marks=pytest.mark.slow)])
 def test_a_trial_that_fails_alike_ends_alone(tmp_path, study, mesh):
     study.write_text(STUDY.replace("[3e-3, 0.3]", "[1e-2, 1e12]").replace('order = "fixed"', ""))
     result = search(2, study, "search.ranks=2", f"mesh.{mesh}=2", "search.pruner=none", "search.rungs=[1]", "train.epochs=1",

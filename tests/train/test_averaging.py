@@ -18,7 +18,7 @@ from mpitrain.cli import main
 from mpitrain.config.sections import AverageConfig
 from mpitrain.errors import ConfigError, UsageError
 from mpitrain.nn.statistics import running_layers
-from mpitrain.plan.inspect import open_data
+from mpitrain.plan.prepare import open_data
 from mpitrain.train.build.averaged import averaged
 from mpitrain.train.build.saved import load
 from mpitrain.train.observers.averaging import Averaging

@@ -16,7 +16,8 @@ from mpitrain.data.columns import Columns
 from mpitrain.data.transforms import Transforms
 from mpitrain.errors import ConfigError, DataError, ShapeError
 from mpitrain.nn.by_name import ByName
-from mpitrain.plan.inspect import inspect_config, open_data
+from mpitrain.plan.inspect import inspect_config
+from mpitrain.plan.prepare import open_data
 from mpitrain.train.build.averaged import averaged
 from mpitrain.train.build.saved import load
 from mpitrain.verbs import first_rows

@@ -12,7 +12,8 @@ from mpitrain.config import load_config
 from mpitrain.data import Dataset, describe, write_shards
 from mpitrain.data.series import SeriesWindows, Windows, series_split
 from mpitrain.errors import ConfigError, DataError, MpitrainError
-from mpitrain.plan.inspect import inspect_config, open_data
+from mpitrain.plan.inspect import inspect_config
+from mpitrain.plan.prepare import open_data
 
 NET = """
 from mpitrain import nn

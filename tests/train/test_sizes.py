@@ -11,7 +11,8 @@ from standing import train
 from mpitrain.config import load_config
 from mpitrain.data.importers import import_text
 from mpitrain.errors import ConfigError
-from mpitrain.plan.inspect import inspect, inspect_config, open_data
+from mpitrain.plan.inspect import inspect, inspect_config
+from mpitrain.plan.prepare import open_data
 from mpitrain.train.build.sizes import with_sizes
 
 NONE = SMALL.replace("inputs = 64\n", "").replace("outputs = 10\n", "")

@@ -149,7 +149,7 @@ def test_runs_that_do_not_fit_are_refused(folder: Path, keys: list[str], message
     from mpitrain.backend import CPU
     from mpitrain.parallel.pipeline.feed import Feed
     from mpitrain.placement.place import place
-    from mpitrain.plan.inspect import open_data
+    from mpitrain.plan.prepare import open_data
     from mpitrain.schedules.grid import Grid
     from mpitrain.train.build.model import make_model
     from mpitrain.train.build.teacher import find

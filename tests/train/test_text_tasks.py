@@ -10,7 +10,7 @@ import pytest
 from runs import lines, many, without_times, write
 
 from mpitrain.data import write_shards
-from mpitrain.plan.inspect import open_data
+from mpitrain.plan.prepare import open_data
 from mpitrain.train.build.saved import load
 from mpitrain.verbs import first_rows
 

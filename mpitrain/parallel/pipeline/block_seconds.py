@@ -10,7 +10,7 @@ import numpy as np
 from mpitrain.autograd import Tensor, run_backward
 from mpitrain.backend import Array, Device, is_float, random
 from mpitrain.errors import ShapeError
-from mpitrain.nn import Sequential, collect_statistics, mixtures
+from mpitrain.nn import Module, Sequential, collect_statistics, mixtures
 from mpitrain.nn.by_name import ByName
 from mpitrain.parallel.pipeline.feed import Feed
 
@@ -43,7 +43,7 @@ def block_seconds(model: Sequential, x: Any, *, seed: int, precision: str, devic
     return found
 
 
-def forget(part: Sequential) -> None:
+def forget(part: Module) -> None:
     """Frees the memory of a model, and drops the statistics of its forward passes."""
     collect_statistics(part)
     for _, layer in mixtures(part):

@@ -200,7 +200,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         fingerprint.refuse_threads()
     control = mesh.channel(mesh.axes, "control")
     plan = make_plan(config, sampler)
-    device = select_device(t.device, local_rank(control))
+    device = select_device(t.device, mesh.before + local_rank(control))
     if device.name == "cpu":
         precision.refuse(t.precision)
     numerics = None

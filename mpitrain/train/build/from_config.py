@@ -26,6 +26,7 @@ from mpitrain.train.build.model import make_model
 from mpitrain.train.observers.observer import Observer, own_observer
 
 if TYPE_CHECKING:
+    from mpitrain.machines.machine import MachineFile
     from mpitrain.metrics import Metric
 
 KINDS = ("classes", "binary", "distribution", "values", "rows")                                      # of losses
@@ -109,6 +110,16 @@ def observers_of(config: Config) -> list[Observer]:
         from mpitrain.train.observers.tensorboard import TensorBoard
         found.append(TensorBoard())
     return found
+
+
+def machine_of(config: Config) -> MachineFile | None:
+    """The machine that log.machine names, a file's from the folder of the configuration; None where it names none. Raises
+    ConfigError and MissingError for one that cannot be had."""
+    name = config.log.machine
+    if not name:
+        return None
+    from mpitrain.machines.machine import load_machine  # few runs are compared with a plan
+    return load_machine(config.folder / name if name.endswith(".toml") else name)
 
 
 def make_loss(config: Config, tokens: bool, inputs: Inputs | None = None) -> Any:

@@ -49,7 +49,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     check_values(config)
     refuse_few_bits(config)
     refuse_untrained(model)
-    on_gpu = select_device("auto").name == "gpu" if t.device == "auto" else t.device == "gpu"
+    on_gpu = is_on_gpu(config)
     rules.check(config, grid, on_gpu=on_gpu, more=find_policy(config).rules)
     n_micro = micro_batches(grid, config.mesh, t)
     sampler = rows if isinstance(rows, Sampler) else Sampler(rows, t.batch_size, seed=config.run.seed,
@@ -71,13 +71,8 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     if config.privacy.unit != "none":
         from mpitrain.train.build.privacy import refuse_unbounded
         refuse_unbounded(config, model, tried)
-    mixed, modules = nn.mixtures(model), list(model.named_modules())
-    rules.check_model(config, grid, rules.Facts(
-        n_micro, sampler.size(sampler.steps_per_epoch - 1), mixture=mixed[0][0] if mixed else "",
-        synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
-        scaled=next((name for name, layer in modules if isinstance(layer, nn.Embedding) and layer.max_norm is not None), ""),
-        splits_backward=halves, closure=tried.title if tried.needs_closure else "",
-        running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else ""))
+    rules.check_model(config, grid, facts_of(model, tried)._replace(
+        n_micro=n_micro, fewest=sampler.size(sampler.steps_per_epoch - 1), splits_backward=halves))
     closure = tried.title if tried.needs_closure else ""
     refuse_sections(config, grid, model, tried, steps, on_gpu=on_gpu)
     level = None
@@ -85,6 +80,23 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
         from mpitrain.parallel.levels.plan import plan
         level = plan(config, grid, model, steps, sampler.steps_per_epoch, closure)
     return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "", level)
+
+
+def is_on_gpu(config: Config) -> bool:
+    """Whether the run's arrays are on a device."""
+    device = config.train.device
+    return select_device("auto").name == "gpu" if device == "auto" else device == "gpu"
+
+
+def facts_of(model: nn.Module, tried: optim.Optimizer) -> rules.Facts:
+    """What rules want to know of a model and of its optimizer, `tried` on nothing in particular, whatever the mesh."""
+    mixed, modules = nn.mixtures(model), list(model.named_modules())
+    return rules.Facts(
+        n_micro=0, fewest=0, mixture=mixed[0][0] if mixed else "",
+        synchronised=next((name for name, layer in modules if isinstance(layer, nn.SyncBatchNorm)), ""),
+        scaled=next((name for name, layer in modules if isinstance(layer, nn.Embedding) and layer.max_norm is not None), ""),
+        closure=tried.title if tried.needs_closure else "",
+        running=next((name for name, layer in modules if running_layers(layer)), "") if tried.needs_closure else "")
 
 
 def refuse_sections(config: Config, grid: Grid, model: nn.Module, tried: optim.Optimizer, steps: int, *, on_gpu: bool) -> None:

@@ -1,0 +1,90 @@
+"""What `bench fit` has measured, as plans use it: by the number of ranks of a host, and whether it was this very host.
+
+A file of `bench fit` has tables by ranks (`by_ranks`, `contention`), because more ranks than cores cost more than any constant
+says: they take turns, and a message waits for a turn. Between numbers that were measured, the next larger one holds; beyond the
+largest, that one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mpitrain.machines.machine import MachineFile
+
+CPUINFO = "/proc/cpuinfo"
+KEYS = ("model name", "flags", "cache size", "CPU part", "Features")
+
+
+def fingerprint() -> str:
+    """A short name of this host's processor and of how many cores a process may use: where it is equal, times can be compared."""
+    words = [platform.machine(), str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())]
+    try:
+        with open(CPUINFO) as file:
+            first = file.read().split("\n\n")[0]
+    except OSError:
+        first = platform.processor()
+    lines = dict(line.partition(":")[::2] for line in first.splitlines())
+    words += [value.strip() for key, value in lines.items() if key.strip() in KEYS]
+    return hashlib.sha256("\n".join(words).encode()).hexdigest()[:16]
+
+
+def is_here(machine: MachineFile) -> bool:
+    """Whether the file was measured on a host like this one."""
+    return machine.measured.get("fingerprint") == fingerprint()
+
+
+def at_ranks(machine: MachineFile, ranks: int, *, by_messages: bool = False) -> MachineFile:
+    """The machine as `ranks` ranks of one host find it: its innermost level, Python's seconds and the cores that they have are
+    those of so many ranks.
+
+    `by_messages`: ranks of a node send each other messages instead of sharing memory. A machine that nobody measured is the same
+    for any number.
+    """
+    table = machine.measured.get("by_ranks")
+    inside = min(ranks, machine.levels[0].ranks or ranks) if machine.levels else 1
+    if not table or inside < 2:
+        return machine
+    found = table[nearest_count(inside, [int(n) for n in table if int(n) > 1])]
+    way = found["messages" if by_messages else "shared"]
+    level = replace(machine.levels[0], alpha=way["alpha"], beta=way["beta"], gamma=way["gamma"])
+    return replace(machine, levels=(level, *machine.levels[1:]), collective_s=found["collective_s"],
+                   message_s=message_seconds(machine, level.alpha), cores=inside / turns(machine, inside))
+
+
+def nearest_count(ranks: int, counts: Sequence[int]) -> str:
+    """The key of the table for so many ranks: the next larger number, or the largest."""
+    return str(min((n for n in counts if n >= ranks), default=max(counts)))
+
+
+def message_seconds(machine: MachineFile, alpha: float) -> float:
+    """The interpreter's seconds at each end of a message between stages: what a small one takes beyond the level's alpha."""
+    points = machine.measured.get("by_ranks", {}).get("2", {}).get("stage_messages")
+    return max(0.0, points[0][1] - alpha) / 2 if points else machine.message_s
+
+
+def step_seconds(machine: MachineFile, ranks: int) -> float:
+    """Seconds of a step of so many ranks that computes next to nothing: its loop, data and small collectives; 0 where unknown."""
+    table: Mapping[str, Any] = machine.measured.get("by_ranks", {})
+    return float(table[nearest_count(ranks, [int(n) for n in table])]["step_s"]) if table else 0.0
+
+
+def slowdown(machine: MachineFile, ranks: int, kind: str) -> float:
+    """How many times the processor time alone work takes where `ranks` ranks of a host are at it; `kind`: "products", "memory",
+    "training". 1 where nobody measured. That ranks beyond the cores take `turns` comes on top."""
+    table = machine.measured.get("contention")
+    if not table:
+        return 1.0
+    return float(table[kind][table["ranks"].index(int(nearest_count(ranks, table["ranks"])))])
+
+
+def turns(machine: MachineFile, ranks: int) -> float:
+    """How many times its processor time work takes where `ranks` ranks of a host do as much each: by the number of cores, or as
+    the host's scheduler was measured to let them take turns."""
+    by_cores = max(1.0, ranks / machine.cores) if machine.cores else 1.0
+    table = machine.measured.get("by_ranks", {})
+    return max(by_cores, float(table[str(ranks)]["turns"])) if str(ranks) in table else by_cores

@@ -1,0 +1,54 @@
+"""Times a pipeline whose stages share cores: at any moment those that compute get equal parts of what cores there are.
+
+    4 stages on 2 cores      one at work: full speed      two: full speed      three: 2/3 each      four: half each
+
+Between two events (an action ends, a message arrives) the speeds are constant, so the moments of all events follow one after the
+other (processor sharing; Kleinrock, 1967). A stage that waits takes no core: our ranks sleep, or give their core away each time
+they look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+TINY = 1e-12                  # of a second: what is left of an action that has ended, by rounding
+
+
+def stops_in_turns(steps: Sequence[tuple[int, int, int, int]], lasts: Sequence[float], messages: Sequence[float], n_stages: int,
+                   capacity: float) -> tuple[list[float], list[float]]:
+    """(starts, stops) of the actions of a `pipeline_times.Flow`, whose stages have `capacity` cores together.
+
+    `lasts` are the seconds of each kind of action with a core of its own, `messages` those between virtual stages.
+    """
+    order: list[list[int]] = [[] for _ in range(n_stages)]
+    for place, (stage, *_) in enumerate(steps):
+        order[stage].append(place)
+    starts, stops = [0.0] * len(steps), [inf] * len(steps)
+    at, left, now = [0] * n_stages, [0.0] * n_stages, 0.0
+    running: set[int] = set()
+    while True:
+        arrivals = inf
+        for stage in range(n_stages):
+            if stage in running or at[stage] == len(order[stage]):
+                continue
+            place = order[stage][at[stage]]
+            _, kind, need, sent = steps[place]
+            arrival = now if need < 0 else stops[need] + messages[sent]
+            if arrival <= now:
+                running.add(stage)
+                starts[place], left[stage] = now, lasts[kind]
+            else:
+                arrivals = min(arrivals, arrival)
+        if not running and arrivals == inf:
+            return starts, stops
+        speed = min(1.0, capacity / len(running)) if running else 1.0
+        ahead = min((left[stage] / speed for stage in running), default=inf)
+        passed = min(ahead, arrivals - now)
+        now += passed
+        for stage in sorted(running):
+            left[stage] -= passed * speed
+            if left[stage] <= TINY:
+                running.discard(stage)
+                stops[order[stage][at[stage]]] = now
+                at[stage] += 1
