@@ -48,12 +48,12 @@ def _idle_body(kernel: Kernel) -> Callable[..., Any] | None:
         return None
     slots = slots_of(found.signature)
     written = [slot.kind for slot in slots if slot.written]
-    return partial(found.body, partial(_zero, slots)) if set(written) <= {"X", "M"} else None
+    return partial(found.body, partial(_zero, slots)) if set(written) <= {"X", "F", "M"} else None
 
 
 def _zero(slots: tuple[Slot, ...], *arguments: Any) -> None:
     for slot, array in zip(slots, arguments):
-        if slot.written and slot.kind == "X" and array is not None:
+        if slot.written and slot.kind != "M" and array is not None:
             array = array if slot.size else whole(array)
             if array.nbytes < LARGE:
                 array.fill(0)

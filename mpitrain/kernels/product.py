@@ -16,7 +16,7 @@ from mpitrain.backend.namespace import Array, array_module
 from mpitrain.backend.native import load
 from mpitrain.backend.runtime import runtime
 from mpitrain.kernels.kernel import FORMATS, Kernel
-from mpitrain.kernels.library import Host, Scratch, bind
+from mpitrain.kernels.library import Host, Scratch
 from mpitrain.kernels.wire import format_of
 
 LEAST_ROWS, LEAST_COLUMNS, LEAST_WORK = 8, 8, 1 << 20         # M, N and M N K; NumPy is faster at smaller products
@@ -139,23 +139,20 @@ def rounded(x: Array) -> Array:
     return result
 
 
-def _product_bfloat16_host() -> Callable[..., Array] | None:
-    library, call = load("product_bfloat16"), bind("product_bfloat16", "product_bfloat16", SIGNATURE.replace("X", "F"))
-    if library is None or call is None:
-        return None
+@cache
+def work_bytes_bfloat16() -> int:
+    """The same of bfloat16 products."""
+    library = load("product_bfloat16")
+    if library is None:
+        return 0
     library.product_bfloat16_work_bytes.restype = ctypes.c_int64
-    return _with_memory(call, int(library.product_bfloat16_work_bytes()))
+    return int(library.product_bfloat16_work_bytes())
 
 
 def has_bfloat16_instruction() -> bool:
     """Whether bfloat16 products are compiled for an instruction of this CPU. Without one they are slower than float32's."""
     library = load("product_bfloat16")
     return library is not None and bool(library.product_bfloat16_is_fast())
-
-
-def _with_memory(call: Callable[..., None], nbytes: int) -> Callable[..., Array]:
-    """`call` of C as a function of matrices."""
-    return partial(_packing, Scratch(), lambda: nbytes, call)
 
 
 def _packing(scratch: Scratch, nbytes: Callable[[], int], call: Callable[..., None], x: Array, y: Array, bias: Array | None,
@@ -181,4 +178,6 @@ def _suits(x: Array, y: Array, out: Array | None) -> bool:
 
 native = Kernel("product", _product, host=Host(partial(_packing, Scratch(), work_bytes), "product", "product", SIGNATURE,
                                                answers=False))
-native_bfloat16 = Kernel("product_bfloat16", _product_bfloat16, host=_product_bfloat16_host)
+native_bfloat16 = Kernel("product_bfloat16", _product_bfloat16, host=Host(
+    partial(_packing, Scratch(), work_bytes_bfloat16), "product_bfloat16", "product_bfloat16", SIGNATURE.replace("X", "F"),
+    answers=False))

@@ -20,7 +20,7 @@ from mpitrain.kernels import convolution_bfloat16 as module
 from mpitrain.kernels import flash_attention_bfloat16 as attention
 from mpitrain.kernels.convolution import Window
 from mpitrain.kernels.flash_attention import BACKWARD, FORWARD, run_backward, run_forward
-from mpitrain.kernels.library import bind
+from mpitrain.kernels.library import Scratch, bind
 from mpitrain.kernels.product import has_bfloat16_instruction, rounded
 
 needs_instruction = pytest.mark.skipif(not has_bfloat16_instruction(), reason="no AVX512-BF16, or no compiler that knows it")
@@ -108,7 +108,7 @@ def test_products_have_the_bits_of_the_twin_but_for_denormals(twin: Any, monkeyp
         twin if name == "product_bfloat16" else native_load)(name))
     call: Any = bind("product_bfloat16", "product_bfloat16", product.SIGNATURE.replace("X", "F"))
     monkeypatch.undo()
-    run, ours = product._with_memory(call, 2 << 20), product.native_bfloat16.host()
+    run, ours = partial(product._packing, Scratch(), lambda: 2 << 20, call), product.native_bfloat16.host()
     assert ours is not None
     rng = np.random.default_rng(0)
     for m, n, k, scale in itertools.product((1, 9, 64), (1, 49, 100), (3, 512, 1025), (1e-15, 1.0, 1e14)):
