@@ -60,11 +60,10 @@ class Candidate(NamedTuple):
     def keys(self, config: Config) -> dict[str, Any]:
         """The keys that make the configuration this one, as `section.key`."""
         m = self.cuts
-        wanted = {"mesh.pp": m.pp, "mesh.dp": self.dp, "mesh.ep": m.ep, "mesh.cp": m.cp, "mesh.tp": m.tp,
-                  "mesh.schedule": self.schedule, "mesh.chunks": self.chunks, "mesh.sequence": config.mesh.sequence and m.tp > 1,
-                  "train.micro_batches": self.micro_batches * self.places, "train.recompute": self.recompute,
-                  "comm.sharding": self.sharding}
-        return wanted
+        return {"mesh.pp": m.pp, "mesh.dp": self.dp, "mesh.ep": m.ep, "mesh.cp": m.cp, "mesh.tp": m.tp,
+                "mesh.schedule": self.schedule, "mesh.chunks": self.chunks, "mesh.sequence": config.mesh.sequence and m.tp > 1,
+                "train.micro_batches": self.micro_batches * self.places, "train.recompute": self.recompute,
+                "comm.sharding": self.sharding}
 
     def overrides(self, config: Config) -> list[str]:
         """`section.key=value` of each key that the configuration has otherwise."""
