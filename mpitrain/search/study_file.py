@@ -175,6 +175,9 @@ def refuse_arguments(study: Study) -> None:
     for key in study.search.arguments:
         if key not in taken:
             raise ConfigError(f"unknown key search.{key}{nearest(key, {*taken, *KEYS})}")
+    if not callable(getattr(study.pruner, "decide", None)):
+        raise ConfigError(f'search.pruner = "{study.search.pruner}" has no method decide(table), which says what is next; see '
+                          "mpitrain/search/pruners.py")
     if isinstance(study.pruner, Median) and len(study.objectives) > 1:
         raise ConfigError('search.pruner = "median" compares single numbers, found several objectives; take "asha", for instance')
 
