@@ -40,8 +40,13 @@ class Groups:
         pulse.rest()
 
     def _session(self) -> Session:
-        made = Session(self.config, self.comm)
-        made.open(self.config, lambda: self.whole.files)
+        try:
+            made = Session(self.config, self.comm)
+            made.open(self.config, lambda: self.whole.files)
+        except MeshError as error:                            # which says how many ranks mpirun is to start
+            with guard.symmetric():
+                raise MeshError(f"{error.message}; in a study these are the ranks of a trial, search.ranks = {self.comm.size}"
+                                ) from None
         return made
 
     @property
