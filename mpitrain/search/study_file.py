@@ -108,7 +108,7 @@ class Study:
     def header(self) -> dict[str, Any]:
         """The first record of the journal: what must be the same for the study to go on, as hashes, and in words."""
         s = self.search
-        how = {"sampler": s.sampler, "pruner": s.pruner, "eta": s.eta, "rungs": list(s.rungs), "order": s.order,
+        how = {"ranks": s.ranks, "sampler": s.sampler, "pruner": s.pruner, "eta": s.eta, "rungs": list(s.rungs), "order": s.order,
                "objective": list(s.objective), "ahead": s.ahead if s.order == "fixed" else 0, "seed": self.seed,
                "population": s.population, "exchange": s.exchange, **s.arguments}
         space = {key: repr(dimension) for key, dimension in self.space.dimensions.items()}

@@ -61,7 +61,7 @@ def test_without_measurements_a_block_takes_its_products_at_the_share_of_the_pea
 
 def test_rates_that_were_measured_elsewhere_add_calls_contention_and_the_step_itself(run: tuple[Config, Inputs]) -> None:
     alone, two = (BlockCosts(*run, ELSEWHERE).of(32, {"dp": n}) for n in (1, 2))
-    assert sum(alone.forward) == pytest.approx(sum(2 * n * 32 / 0.5e12 for n in DIGITS) + 4 * 2e-6)       # 4 blocks of a call each
+    assert sum(alone.forward) == pytest.approx(sum(2 * n * 32 / 0.5e12 for n in DIGITS) + 4 * 2e-6)      # 4 blocks of a call each
     assert two.forward == pytest.approx([1.25 * seconds for seconds in alone.forward])
     assert sum(two.update) == pytest.approx(2 * sum(alone.update)) and (alone.step, two.step) == (1e-4, 3e-4)
     assert "rates, in the machine file there" in two.origin

@@ -154,7 +154,7 @@ def test_a_space_that_can_be_built_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "told"), [
     ({"space": SPACE.replace("1e-4", "1e-5")}, "[space]"), ({"search": SEARCH + "eta = 4\n"}, "[search]"),
-    ({"search": SEARCH + "seed = 4\n"}, "[search]"), ({"run": RUN.replace("hidden = [32]", "hidden = [16]")}, "the run"),
+    ({"search": SEARCH + "ranks = 2\n"}, "[search]"), ({"search": SEARCH + "seed = 4\n"}, "[search]"), ({"run": RUN.replace("hidden = [32]", "hidden = [16]")}, "the run"),
     ({"search": SEARCH.replace("27", "26")}, "is of 27 trials")])
 def test_a_journal_of_another_study_is_refused(tmp_path: Path, change: dict[str, str], told: str) -> None:
     header = read_study(study_file(tmp_path), []).header()
