@@ -21,7 +21,16 @@ from mpitrain.search.decisions import Decisions, FixedDecisions
 from mpitrain.search.front import Objective
 from mpitrain.search.pruners import PRUNERS, Median, Pruner
 from mpitrain.search.samplers import SAMPLERS, Grid, Own, Sampler
-from mpitrain.search.settings import KEYS, SearchConfig, objectives_of, refuse_keys, search_of, with_epochs, with_rungs
+from mpitrain.search.settings import (
+    KEYS,
+    SearchConfig,
+    objectives_of,
+    refuse_go_on,
+    refuse_keys,
+    search_of,
+    with_epochs,
+    with_rungs,
+)
 from mpitrain.search.space import Space, read_space
 from mpitrain.search.table import Table, Trial
 
@@ -158,6 +167,7 @@ def read_study(path: Path, overrides: list[str]) -> Study:
         tables = with_epochs(tables, search, others)
         base = config_of(copy.deepcopy(tables), others, path, path.resolve().parent)
         base.refuse_without_data()
+        refuse_go_on(base)
         search = with_rungs(with_population(search, base), base)
         study = Study(path, tables, tuple(others), search, space, base, objectives_of(search, base))
         refuse_arguments(study)
