@@ -77,8 +77,8 @@ def refuse_go_on(base: Config) -> None:
     """ConfigError where trials would go on without a lost rank: a group of fewer ranks trains other bits, and other groups wait
     for ranks that are gone."""
     if base.train.on_lost != "stop":
-        raise base.wrong(f'train.on_lost = "{base.train.on_lost}" would leave a group with fewer ranks; set it to "stop": a study '
-                         "that has lost a rank goes on with --resume", ("train.on_lost",))
+        raise base.wrong(f'train.on_lost = "{base.train.on_lost}" would leave a group with fewer ranks; set it to "stop": a '
+                         "study that has lost a rank goes on with --resume", ("train.on_lost",))
 
 
 def with_epochs(tables: dict[str, Any], search: SearchConfig, overrides: Iterable[str]) -> dict[str, Any]:
