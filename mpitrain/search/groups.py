@@ -54,12 +54,18 @@ class Groups:
         """Whether this rank decides for its group."""
         return bool(self.comm.rank == 0)
 
+    def rest(self) -> None:
+        """While this rank waits for other groups: raises where MPI knows that a rank of the job is lost. A launcher that leaves
+        lost ranks out (--with-ft ulfm) does not end the others, and a file would be waited for in vain."""
+        self.world.Iprobe()
+        self.pulse.rest()
+
     def meet(self) -> None:
         """Returns when all ranks of the job have come here; those that wait sleep."""
         everyone = self.world.Ibarrier()
         while not everyone.Test():
             time.sleep(LOOK_S)
-            self.pulse.rest()
+            self.rest()
 
     def close(self) -> None:
         """It communicates."""

@@ -165,7 +165,7 @@ class Group:
     def _wait(self) -> None:
         """Sleeps until another group has written something; all ranks do, for one that waits in MPI takes a core."""
         offset = on_first(self.groups.session.control, lambda: None if self.table is None else self.table.offset)
-        wait_for_more(self.folder.journal.path, offset, self.process.pulse.rest)
+        wait_for_more(self.folder.journal.path, offset, self.groups.rest)
 
     def end(self) -> dict[str, Any]:
         """What rank 0 writes when all groups have come to their end, on all ranks. It communicates."""
