@@ -12,8 +12,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mpitrain.errors import CheckpointError
-from mpitrain.search.pruners import Done, New, Promote, Pruner, Start, Stop, Wait
+from mpitrain.errors import CheckpointError, ConfigError
+from mpitrain.search.pruners import Choice, Done, New, Promote, Pruner, Start, Stop, Wait
 from mpitrain.search.samplers import Sampler
 from mpitrain.search.table import Record, Table
 
@@ -46,9 +46,9 @@ class Decisions:
             if not isinstance(action, Stop):
                 return self._with_trial(action), records
 
-    def choose(self, table: Table) -> tuple[Start | Promote | Stop | Wait | Done | New, Record | None]:
-        """The pruner's choice for the state in `table`, and its record."""
-        choice = self.pruner.decide(table)
+    def choose(self, table: Table) -> tuple[Choice, Record | None]:
+        """The pruner's choice for the state in `table`, and its record. ConfigError for one that cannot be."""
+        choice = sound(self.pruner.decide(table), self.pruner, table)
         if isinstance(choice, New):
             number = len(table.trials)
             values, attributes = self.sampler.ask(table, number)
@@ -132,6 +132,23 @@ class FixedDecisions(Decisions):
         self.seen.apply(outcome)
         self.now, self.n_seen = end, self.n_seen + 1
         return True
+
+
+def sound(choice: Choice, pruner: Pruner, table: Table) -> Choice:
+    """`choice`, as a pruner made it on `table`. ConfigError for what no study can follow, as one of a user's may give: the study
+    would wait, or start trials, for ever."""
+    trial, rung = getattr(choice, "trial", None), getattr(choice, "rung", 0)
+    for wrong, why in (
+            (not isinstance(choice, Choice), "expected New, Promote, Stop, Wait or Done of mpitrain.search.pruners"),
+            (isinstance(choice, New) and table.left < 1, f"all {table.planned} trials have started: see table.left"),
+            (isinstance(choice, New | Promote) and rung not in range(len(table.rungs)), f"rungs are 0 to {table.last}"),
+            (isinstance(choice, Wait) and not table.open, "no trial is running whose result could be waited for"),
+            (isinstance(choice, Promote | Stop) and getattr(trial, "id", None) not in table.paused, "the trial is not paused"),
+            (isinstance(choice, Promote) and rung <= getattr(trial, "reached", rung), "the trial has reached that rung")):
+        if wrong:
+            told = f"{type(choice).__name__} of trial {getattr(trial, 'id', trial)} to rung {rung}" if trial else repr(choice)
+            raise ConfigError(f"search.pruner: {type(pruner).__name__}.decide returned {told}, and {why}")
+    return choice
 
 
 def replayed(decisions: Decisions, records: Sequence[Mapping[str, Any]]) -> Decisions:

@@ -40,8 +40,13 @@ class Groups:
         pulse.rest()
 
     def _session(self) -> Session:
-        made = Session(self.config, self.comm)
-        made.open(self.config, lambda: self.whole.files)
+        try:
+            made = Session(self.config, self.comm)
+            made.open(self.config, lambda: self.whole.files)
+        except MeshError as error:                            # which says how many ranks mpirun is to start
+            with guard.symmetric():
+                raise MeshError(f"{error.message}; in a study these are the ranks of a trial, search.ranks = {self.comm.size}"
+                                ) from None
         first = self.number * self.comm.size                  # of this group, among all ranks
         mine = self.whole.places[self.world.rank].host
         made.mesh.before = [place.host for place in self.whole.places[:first]].count(mine)
@@ -52,12 +57,18 @@ class Groups:
         """Whether this rank decides for its group."""
         return bool(self.comm.rank == 0)
 
+    def rest(self) -> None:
+        """While this rank waits for other groups: raises where MPI knows that a rank of the job is lost. A launcher that leaves
+        lost ranks out (--with-ft ulfm) does not end the others, and a file would be waited for in vain."""
+        self.world.Iprobe()
+        self.pulse.rest()
+
     def meet(self) -> None:
         """Returns when all ranks of the job have come here; those that wait sleep."""
         everyone = self.world.Ibarrier()
         while not everyone.Test():
             time.sleep(LOOK_S)
-            self.pulse.rest()
+            self.rest()
 
     def close(self) -> None:
         """It communicates."""

@@ -7,6 +7,7 @@ other damage is an error.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -51,10 +52,17 @@ def finite(value: Any) -> Any:
 
 
 def write(fd: int, lines: bytes) -> None:
-    """Writes all bytes, and returns when they are on the disk."""
-    while lines:
-        lines = lines[os.write(fd, lines):]
-    os.fsync(fd)
+    """Appends all bytes, and returns when they are on the disk. Where that fails, for the disk is full, none of them stays: what
+    another group writes behind half a line would be damage."""
+    before = os.fstat(fd).st_size
+    try:
+        while lines:
+            lines = lines[os.write(fd, lines):]
+        os.fsync(fd)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, before)
+        raise
 
 
 class Journal:

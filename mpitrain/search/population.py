@@ -81,8 +81,7 @@ def with_population(search: SearchConfig, base: Config) -> SearchConfig:
             (bool(base.workers.count), f"workers.count = {base.workers.count}: state of workers is not exchanged; set it to 0"),
             (base.mesh.site > 1 or bool(base.sync.levels), "sites have weights of their own; set mesh.site = 1"),
             (base.privacy.unit != "none", f'privacy.unit = "{base.privacy.unit}": who takes weights has not spent what they did; '
-             'set it to "none"'),
-            (base.train.on_lost != "stop", f'train.on_lost = "{base.train.on_lost}" would change a group; set it to "stop"')):
+             'set it to "none"')):
         if wrong:
             raise ConfigError(f"a population (search.population = {n}): {what}")
     epochs = base.train.epochs

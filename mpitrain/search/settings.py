@@ -18,7 +18,7 @@ from mpitrain.search.front import COSTS, Objective
 
 # What a trial, or the study itself, decides: keys that [space] may not name, by section; () is a whole section.
 FORBIDDEN: dict[str, tuple[str, ...]] = {"data": ("path", "x", "y", "validation"), "run": (), "mesh": (), "checkpoint": (),
-                                         "train": ("epochs", "steps"),
+                                         "train": ("epochs", "steps", "on_lost"),
                                          "energy": ("root", "cap_watts", "clock_mhz", "gpu_cap_watts")}      # of whole hosts
 
 
@@ -71,6 +71,14 @@ def search_of(table: Any, overrides: Iterable[str] = ()) -> SearchConfig:
     if any(b <= a for a, b in zip((0, *search.rungs), search.rungs)):
         raise ConfigError(f"search.rungs must be numbers of epochs that rise from 1 on, found {list(search.rungs)}")
     return search
+
+
+def refuse_go_on(base: Config) -> None:
+    """ConfigError where trials would go on without a lost rank: a group of fewer ranks trains other bits, and other groups wait
+    for ranks that are gone."""
+    if base.train.on_lost != "stop":
+        raise base.wrong(f'train.on_lost = "{base.train.on_lost}" would leave a group with fewer ranks; set it to "stop": a '
+                         "study that has lost a rank goes on with --resume", ("train.on_lost",))
 
 
 def with_epochs(tables: dict[str, Any], search: SearchConfig, overrides: Iterable[str]) -> dict[str, Any]:

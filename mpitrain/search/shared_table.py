@@ -9,7 +9,9 @@ answer while he computes. A window in the memory of rank 0 needs that: between h
 only while the target is inside MPI, and a trial of one rank may not be for minutes.
 
 A file that only one process can make (O_EXCL) is a lock on every file system, with locks of its own or without. Its holder is a
-rank of this job, which ends with all its ranks, so a file that is left belongs to a job that has ended.
+rank of this job, which ends with all its ranks, so a file that is left belongs to a job that has ended. Where a launcher was
+killed, ranks of its job may live on for a while on other hosts, and somebody may `--resume` meanwhile: they read in the journal,
+before they write to it, that another job has begun, and end.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpitrain.errors import CheckpointError
+from mpitrain.errors import CheckpointError, OutputError
 from mpitrain.files.disk import FILE_MODE, storage_error
 from mpitrain.search.decisions import Action, Decisions
 from mpitrain.search.journal import Journal, line_of, record_of
@@ -79,6 +81,7 @@ class SharedTable:
         self.seconds: list[float] = []                        # that decisions took, with the sync to the disk
         self.stops = False                                    # whether a group of this job was asked to stop
         self.offset = 0                                       # bytes of the journal that are in the table
+        self._taken = False                                   # whether another job has begun since this one did
 
     def next(self, *outcomes: Mapping[str, Any]) -> Action:
         """Tells what this group's trial has come to, and takes up what it does next: both are on the disk when this returns. Done
@@ -108,8 +111,9 @@ class SharedTable:
             self.offset += sum(map(len, map(line_of, records)))
 
     def catch_up(self) -> None:
-        """Applies what other groups have written. CheckpointError where it cannot be read."""
-        lines = self._new().split(b"\n")
+        """Applies what other groups have written. CheckpointError where it cannot be read, OutputError where another job has
+        begun to work on the study since."""
+        known, lines = len(self.records), self._new().split(b"\n")
         for line in lines[:-1]:                               # behind the last end there is nothing, or a line in the making
             try:
                 record = record_of(line)
@@ -121,6 +125,10 @@ class SharedTable:
             else:
                 self.records.append(record)                   # the header
             self.offset += len(line) + 1
+        self._taken |= known > 0 and any(record.get("event") == "begins" for record in self.records[known:])
+        if self._taken:
+            raise OutputError("another job has begun to work on this study (--resume) while this one was at work, which ends now",
+                              file=self.journal.path)
 
     def _new(self) -> bytes:
         with _reading(self.journal.path) as file:

@@ -106,9 +106,10 @@ class Steps:
     def mutated(self, value: Any, u: float) -> int:
         if self.count == 1:
             return self.low
-        most = max(1, int(WALK * self.count))
-        moves = [move for move in range(-most, most + 1) if move and self.low <= value + move * self.step <= self.high]
-        return int(value) + self.step * moves[int(u * len(moves))]
+        most, place = max(1, int(WALK * self.count)), (value - self.low) // self.step
+        down, up = min(most, place), min(most, self.count - 1 - place)
+        move = int(u * (down + up)) - down
+        return int(value + self.step * (move if move < 0 else move + 1))
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,14 @@ class Space:
                 raise ConfigError(f'{who} gave no value for "{key}" of [space]')
             if not dimension.holds(values[key]):
                 raise ConfigError(f'{who} gave {json.dumps(values[key], default=str)} for "{key}", which is outside of [space]')
-        return {key: values[key] for key in self.dimensions}
+        return {key: plain(dimension, values[key]) for key, dimension in self.dimensions.items()}
+
+
+def plain(dimension: Dimension, value: Any) -> Any:
+    """A value that a dimension holds, as the journal keeps it: not [numpy.int64(64)], which equals [64]."""
+    if isinstance(dimension, Choices):
+        return next(one for one in dimension.values if same(one, value))
+    return value
 
 
 def same(a: Any, b: Any) -> bool:
@@ -225,11 +233,16 @@ def read_log(where: str, form: Mapping[str, Any]) -> Dimension:
     low, high = bounds_of(where, "log", form)
     if low <= 0:
         raise ConfigError(f"{where}: the logarithm of {low} is not finite; a log range begins above 0, or use uniform")
+    if not math.isfinite(float(high) / float(low)):
+        raise ConfigError(f"{where}: the ends of log = [{low}, {high}] are too far apart, their ratio is not finite; narrow it")
     return Range(float(low), float(high), log=True)
 
 
 def read_uniform(where: str, form: Mapping[str, Any]) -> Dimension:
     low, high = bounds_of(where, "uniform", form)
+    if not math.isfinite(float(high) - float(low)):
+        raise ConfigError(f"{where}: the ends of uniform = [{low}, {high}] are too far apart, their distance is not finite; "
+                          "narrow it")
     return Range(float(low), float(high), log=False)
 
 

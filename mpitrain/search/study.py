@@ -19,7 +19,7 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import changed, to_toml
-from mpitrain.errors import OutputError, Stopped
+from mpitrain.errors import OutputError, Stopped, print_warning
 from mpitrain.registry import Registry
 from mpitrain.run.limits import agree
 from mpitrain.run.run import Run
@@ -77,8 +77,10 @@ def prepare(study: Study, folder: StudyFolder, groups: Groups, *, resume: bool, 
     try:
         journal = folder.journal
         if resume:
-            journal.mend()
             records, said = journal.read()
+            if said:
+                print_warning(said)
+            journal.mend()
             study.refuse_other(records[0], journal.path)
             decisions = study.decisions()
             for record in records[1:]:
@@ -163,7 +165,7 @@ class Group:
     def _wait(self) -> None:
         """Sleeps until another group has written something; all ranks do, for one that waits in MPI takes a core."""
         offset = on_first(self.groups.session.control, lambda: None if self.table is None else self.table.offset)
-        wait_for_more(self.folder.journal.path, offset, self.process.pulse.rest)
+        wait_for_more(self.folder.journal.path, offset, self.groups.rest)
 
     def end(self) -> dict[str, Any]:
         """What rank 0 writes when all groups have come to their end, on all ranks. It communicates."""

@@ -21,7 +21,16 @@ from mpitrain.search.decisions import Decisions, FixedDecisions
 from mpitrain.search.front import Objective
 from mpitrain.search.pruners import PRUNERS, Median, Pruner
 from mpitrain.search.samplers import SAMPLERS, Grid, Own, Sampler
-from mpitrain.search.settings import KEYS, SearchConfig, objectives_of, refuse_keys, search_of, with_epochs, with_rungs
+from mpitrain.search.settings import (
+    KEYS,
+    SearchConfig,
+    objectives_of,
+    refuse_go_on,
+    refuse_keys,
+    search_of,
+    with_epochs,
+    with_rungs,
+)
 from mpitrain.search.space import Space, read_space
 from mpitrain.search.table import Table, Trial
 
@@ -108,7 +117,7 @@ class Study:
     def header(self) -> dict[str, Any]:
         """The first record of the journal: what must be the same for the study to go on, as hashes, and in words."""
         s = self.search
-        how = {"sampler": s.sampler, "pruner": s.pruner, "eta": s.eta, "rungs": list(s.rungs), "order": s.order,
+        how = {"ranks": s.ranks, "sampler": s.sampler, "pruner": s.pruner, "eta": s.eta, "rungs": list(s.rungs), "order": s.order,
                "objective": list(s.objective), "ahead": s.ahead if s.order == "fixed" else 0, "seed": self.seed,
                "population": s.population, "exchange": s.exchange, **s.arguments}
         space = {key: repr(dimension) for key, dimension in self.space.dimensions.items()}
@@ -158,6 +167,7 @@ def read_study(path: Path, overrides: list[str]) -> Study:
         tables = with_epochs(tables, search, others)
         base = config_of(copy.deepcopy(tables), others, path, path.resolve().parent)
         base.refuse_without_data()
+        refuse_go_on(base)
         search = with_rungs(with_population(search, base), base)
         study = Study(path, tables, tuple(others), search, space, base, objectives_of(search, base))
         refuse_arguments(study)
@@ -175,6 +185,9 @@ def refuse_arguments(study: Study) -> None:
     for key in study.search.arguments:
         if key not in taken:
             raise ConfigError(f"unknown key search.{key}{nearest(key, {*taken, *KEYS})}")
+    if not callable(getattr(study.pruner, "decide", None)):
+        raise ConfigError(f'search.pruner = "{study.search.pruner}" has no method decide(table), which says what is next; see '
+                          "mpitrain/search/pruners.py")
     if isinstance(study.pruner, Median) and len(study.objectives) > 1:
         raise ConfigError('search.pruner = "median" compares single numbers, found several objectives; take "asha", for instance')
 

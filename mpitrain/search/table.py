@@ -43,6 +43,7 @@ class Trial:
     results: dict[int, dict[str, Any]] = field(default_factory=dict)     # by rung: what was measured there
     score: Score | None = None               # at the highest rung that it has reached; None: none yet, or not finite
     code: str = ""                           # of the error that ended it
+    message: str = ""                        # and what that said
     attributes: Mapping[str, Any] = field(default_factory=dict)          # what its sampler wants to know again
 
     @property
@@ -131,8 +132,9 @@ class Table:
         """NumericsError with the commonest code where every trial has failed."""
         if self.trials and all(trial.state == FAILED for trial in self.trials):
             code, n = Counter(trial.code for trial in self.trials).most_common(1)[0]
-            raise NumericsError(f"all {len(self.trials)} trials failed, {n} of them with {code}; trials/*/ have their errors: "
-                                "narrow [space], or mend what they have in common")
+            first = next(trial for trial in self.trials if trial.code == code)
+            raise NumericsError(f"all {len(self.trials)} trials failed, {n} of them with {code}; narrow [space], or mend what "
+                                f"they have in common. Trial {first.id}: {first.message}")
 
     def apply(self, record: Mapping[str, Any]) -> None:
         """Takes one record. CheckpointError for one that cannot follow those before it."""
@@ -180,6 +182,7 @@ class Table:
         if not trial.results:
             self.told.append(trial.id)
         trial.state, trial.code, trial.score = FAILED, str(record["code"]), None
+        trial.message = str(record.get("message", ""))
         self.rungs[rung].add(trial.id, None)
 
     def _stop(self, record: Mapping[str, Any]) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from acted import ACCURACY, SMALL, accuracy, decisions, summary
 
-from mpitrain.errors import CheckpointError, NumericsError
+from mpitrain.errors import CheckpointError, ConfigError, NumericsError
 from mpitrain.search.decisions import Decisions, replayed
-from mpitrain.search.pruners import PRUNERS, Asha, Done, Promote, Start, Wait
+from mpitrain.search.pruners import PRUNERS, Asha, Done, New, Promote, Start, Wait
 from mpitrain.search.replay import replay
 from mpitrain.search.table import Table, failure, lost_jobs, result
 
@@ -145,10 +145,37 @@ def test_a_study_whose_trials_all_failed_says_the_commonest_code() -> None:
     table = Table((1,), ACCURACY, 3)
     for number, code in enumerate(("E_NAN", "E_SHAPE", "E_NAN")):
         table.apply({"kind": "start", "trial": number, "rung": 0, "values": {"a.b": number}})
-        table.apply(failure(number, 0, code, "..."))
+        table.apply(failure(number, 0, code, f"why {number}"))
     with pytest.raises(NumericsError) as error:
         table.refuse_all_failed()
-    assert "all 3 trials failed, 2 of them with E_NAN" in str(error.value) and error.value.exit_code == 79
+    assert "all 3 trials failed, 2 of them with E_NAN" in str(error.value) and "Trial 0: why 0" in str(error.value)
+    assert error.value.exit_code == 79
     table = Table((1,), ACCURACY, 3)
     table.apply({"kind": "start", "trial": 0, "rung": 0, "values": {"a.b": 1}})
     table.refuse_all_failed()
+
+
+class Says:
+    """A pruner of a user's that says always the same."""
+
+    eta = 3
+
+    def __init__(self, choice: Any):
+        self.choice = choice
+
+    def decide(self, table: Table) -> Any:
+        return self.choice(table) if callable(self.choice) else self.choice
+
+
+@pytest.mark.parametrize("ahead", [0, 8])
+@pytest.mark.parametrize("choice, why", [
+    (None, "expected New, Promote"), (New, "expected New, Promote"), (Wait(), "no trial is running"),
+    (New(7), "rungs are 0 to 2"),
+    (lambda table: Promote(table.trials[0], 1) if table.trials else New(), "trial 0 to rung 1, and the trial is not paused"),
+    (New(), "all 5 trials have started")])
+def test_a_pruner_that_no_study_can_follow_is_refused(ahead: int, choice: Any, why: str) -> None:
+    said = Says((lambda table: New) if choice is New else choice)
+    made = decisions(said, trials=5, ahead=ahead)
+    with pytest.raises(ConfigError, match=f"search.pruner: Says.decide returned .*{why}"):
+        for _ in range(6):
+            made.next()

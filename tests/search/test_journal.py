@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from pathlib import Path
 
 import pytest
+from acted import decisions
 
 from mpitrain.errors import CheckpointError, MissingError, OutputError, StorageError
 from mpitrain.search.journal import Journal, line_of, record_of
+from mpitrain.search.pruners import Unpruned
+from mpitrain.search.shared_table import SharedTable
 
 RECORDS = [{"kind": "start", "trial": 0, "rung": 0, "values": {"a.b": [1, 0.1, "é"]}},
            {"kind": "result", "trial": 0, "rung": 0, "values": {"accuracy": 1 / 3}, "seconds": 2.5}]
@@ -60,6 +65,42 @@ def test_a_flipped_bit_of_the_last_line_drops_it(journal: Journal) -> None:
     journal.path.write_bytes(whole)
     records, told = journal.read()
     assert records[1:] == RECORDS[:1] and "torn" in told
+
+
+def test_of_a_line_that_a_full_disk_cut_nothing_stays(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another group may write as soon as there is room again, and half a line before its own would be damage."""
+    whole, plain = journal.path.read_bytes(), os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if len(data) < len(line_of(RECORDS[1])):
+            raise OSError(errno.ENOSPC, "no space")
+        return plain(fd, data[:7])
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(StorageError):
+            journal.append(RECORDS[1])
+    assert journal.path.read_bytes() == whole
+    journal.append(RECORDS[1])
+    assert journal.read()[0][-1] == RECORDS[1]
+
+
+def test_a_job_that_lives_on_writes_nothing_once_another_one_has_begun(journal: Journal) -> None:
+    """Ranks on another host may outlive their launcher for a while, and somebody may --resume meanwhile."""
+    begins = {"kind": "job", "event": "begins", "groups": 1, "ranks": 1, "time": 0.0}
+    path = journal.path.with_name("other.jsonl")
+    made = Journal(path)
+    made.create({"trials": 27})
+    made.append(begins)
+    old = SharedTable(decisions(Unpruned()), made)
+    old.catch_up()
+    old.next()
+    made.append({**begins, "time": 1.0})
+    whole = path.read_bytes()
+    for writes in (old.next, lambda: old.add(begins)):
+        with pytest.raises(OutputError, match="another job has begun"):
+            writes()
+        assert path.read_bytes() == whole and not old.turn.path.exists()
+    SharedTable(decisions("none"), made).catch_up()                   # one that comes later knows both
 
 
 def test_two_studies_in_one_folder_are_refused(journal: Journal) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +41,18 @@ def test_values_are_where_the_formulas_put_them() -> None:
     assert dimension({"choices": [1, True, 1.0]}).count == 3                     # three types, three choices
 
 
+def test_a_mutation_of_a_range_of_a_million_million_integers_lists_none_of_them() -> None:
+    wide = dimension({"integer": [0, 10 ** 12]})
+    assert wide.mutated(10 ** 6, 0.0) == 0 and wide.mutated(10 ** 12, 0.999999) < 10 ** 12
+    small = dimension({"integer": [1, 10]})
+    assert [small.mutated(5, u) for u in (0.0, 0.3, 0.5, 0.9)] == [3, 4, 6, 7]
+
+
+def test_values_of_a_users_sampler_are_kept_as_plain_ones() -> None:
+    space = read_space({"a.b": {"choices": [[64], [128, 64]]}})
+    assert type(space.refuse({"a.b": [np.int64(64)]}, "mine")["a.b"][0]) is int
+
+
 def test_keys_may_stand_in_tables_of_their_sections() -> None:
     assert list(read_space({"optimizer": {"lr": {"log": [1e-4, 1e-1]}}}).dimensions) == ["optimizer.lr"]
 
@@ -48,6 +61,7 @@ def test_keys_may_stand_in_tables_of_their_sections() -> None:
     ({"log": [0.0, 1.0]}, "logarithm of 0.0"), ({"log": [1, -1]}, "low must not be above high"),
     ({"log": [1]}, "two finite numbers"),
     ({"uniform": [0.5, 0.1]}, "low must not be above high, found uniform = [0.5, 0.1]; write [0.1, 0.5]"),
+    ({"log": [1e-300, 1e300]}, "too far apart"), ({"uniform": [-1.5e308, 1.5e308]}, "too far apart"),
     ({"uniform": [0, math.inf]}, "two finite numbers"), ({"uniform": ["a", "b"]}, "two finite numbers"),
     ({"choices": []}, "at least one value"), ({"choices": 3}, "at least one value"), ({"choices": [1, 2, 1]}, "has 1 twice"),
     ({"integer": [1, 2.5]}, "must be of integers, found 2.5"), ({"integer": [1, 8], "step": 0}, "step must be at least 1"),

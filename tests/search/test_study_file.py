@@ -122,7 +122,7 @@ def test_a_search_that_is_wrong_is_refused_in_one_line(tmp_path: Path, lines: st
 
 @pytest.mark.parametrize(("overrides", "told"), [
     (["search.eta=1"], "search.eta must be at least 2"), (["train.steps=100"], "a study counts epochs"),
-    (["data.validation=0.0"], "trials are compared at evaluations"),
+    (["train.on_lost=go_on"], 'set it to "stop": a study'), (["data.validation=0.0"], "trials are compared at evaluations"),
     (["search.name=3", "search.sampler=own.py:f"], "search.name"),
     (["train.epochs=3"], "beyond train.epochs = 3"), (["search.sampler=nobody"], 'unknown sampler "nobody"'),
     (["model.hiden=[3]"], "hiden"), (["optimizer.name=sdg"], "sdg"), (["search.=3"], "unknown key search.")])
@@ -154,6 +154,7 @@ def test_a_space_that_can_be_built_passes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("change", "told"), [
     ({"space": SPACE.replace("1e-4", "1e-5")}, "[space]"), ({"search": SEARCH + "eta = 4\n"}, "[search]"),
+    ({"search": SEARCH + "ranks = 2\n"}, "[search]"),
     ({"search": SEARCH + "seed = 4\n"}, "[search]"), ({"run": RUN.replace("hidden = [32]", "hidden = [16]")}, "the run"),
     ({"search": SEARCH.replace("27", "26")}, "is of 27 trials")])
 def test_a_journal_of_another_study_is_refused(tmp_path: Path, change: dict[str, str], told: str) -> None:
