@@ -27,12 +27,12 @@ from mpitrain.bench.allreduce import MESSAGES
 from mpitrain.bench.calibrate_busy import contention, operation_seconds, rates, spread, stream, together, when_busy
 from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, hidden_share, messages, nodes_of, on_some
 from mpitrain.bench.calibrate_shared import by_shared_memory, layer_sums
-from mpitrain.energy.zones import Energy
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time
 from mpitrain.bench.train import Memory
 from mpitrain.comm.job.start import World
 from mpitrain.data.loader import SampleReader
+from mpitrain.energy.zones import Energy
 from mpitrain.machines.machine import MachineFile, to_toml
 from mpitrain.machines.measured import fingerprint
 from mpitrain.schedules.level_times import Level
