@@ -327,3 +327,9 @@ def test_plans_train_and_a_run_is_told_beside_its_prediction(folder: Path, gpt: 
     assert told["machine"] == "made-up" and told["predicted"]["total"] == pytest.approx(expected.total)
     assert told["predicted_over_measured"] == pytest.approx(expected.total / told["measured"]["median"])
     assert "plan" not in json.loads((tmp_path / "0/run.json").read_text())
+
+
+def test_joules_are_unknown_where_a_machine_has_one_of_its_watts_alone(folder: Path) -> None:
+    (folder / "half.toml").write_text((folder / "slow.toml").read_text().replace("name =", "busy_watts = 100.0\nname =", 1))
+    lines = list(plan_lines(folder / "gpt.toml", [], ranks="2", machine=str(folder / "half.toml"), top=1))
+    assert "joules: unknown: the machine file has no idle_watts" in lines and lines[2].split()[-1] == "unknown"
