@@ -73,6 +73,16 @@ beta = %s
 gamma = 1e-10
 """
 
+MEASURED = """
+[measured.by_ranks.8]
+step_s = 1e-4
+turns = 1.0
+collective_s = 2e-6
+shared = {alpha = 3e-4, beta = 1e-8, gamma = 0.0, points = [[8.0, 3e-4], [1e6, 1e-2]]}
+messages = {alpha = 1e-6, beta = 1e-9, gamma = 0.0, points = [[8.0, 1e-6], [1e6, 1e-3]]}
+layers = {2 = [[8.0, 1e-6], [1e6, 1e-4]]}
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -83,6 +93,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "gpt.toml").write_text(GPT)
     (found / "made-up.toml").write_text(MACHINE % ("busy_watts = 20.0\nidle_watts = 5.0", 1e-8))
     (found / "slow.toml").write_text(MACHINE % ("", 1e-6))
+    (found / "measured.toml").write_text(MACHINE % ("", 1e-6) + MEASURED)       # memory that ranks share is slower than messages
     (found / "mlp.toml").write_text('[model]\nname = "mlp"\ninputs = 64\nhidden = [48, 32]\noutputs = 10\n'
                                     '[data]\npath = "digits"\n[train]\nsteps = 4\nbatch_size = 24\n')
     return found
@@ -151,9 +162,10 @@ def test_the_first_plans_are_the_fastest_of_all_candidates(folder: Path, machine
     assert [plan.step.total for plan in found] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("machine", ["made-up.toml", "slow.toml"])
-def test_no_step_is_below_its_bounds_and_parts_add_up(folder: Path, machine: str) -> None:
-    problem = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / machine))
+@pytest.mark.parametrize(("machine", "own"), [("made-up.toml", []), ("slow.toml", []), ("measured.toml", []),
+                                              ("slow.toml", ["comm.algorithm=halving_doubling", "train.batch_size=64"])])
+def test_no_step_is_below_its_bounds_and_parts_add_up(folder: Path, machine: str, own: list[str]) -> None:
+    problem = Problem(load_config(folder / "gpt.toml", own), load_machine(folder / machine))
     for c in every(problem, 8)[::5]:
         step = step_time(problem, c)
         assert rough(problem, c) <= near(problem, c) * (1 + 1e-9) <= step.total * (1 + 2e-9), c
