@@ -345,3 +345,9 @@ def test_joules_are_unknown_where_a_machine_has_one_of_its_watts_alone(folder: P
     (folder / "half.toml").write_text((folder / "slow.toml").read_text().replace("name =", "busy_watts = 100.0\nname =", 1))
     lines = list(plan_lines(folder / "gpt.toml", [], ranks="2", machine=str(folder / "half.toml"), top=1))
     assert "joules: unknown: the machine file has no idle_watts" in lines and lines[2].split()[-1] == "unknown"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_planned(folder: Path) -> None:
+    for path in (folder, folder / "nowhere" / "plans.jsonl"):
+        with pytest.raises(UsageError, match="--json takes a file to write, in a folder that is there; found"):
+            next(plan_lines(folder / "gpt.toml", [], ranks="2", machine=str(folder / "slow.toml"), json_file=path))
