@@ -41,6 +41,7 @@ from mpitrain.schedules.level_times import Level
 ROW, ROWS, READ = 3072, 20_000, 256                           # bytes of a row, rows of the file, rows that are read at once
 WATCHED = 0.5                                                 # seconds of a look at the counters of energy
 NODE, NETWORK = "node", "network"
+CROWDED = 2.0                                                 # times what ranks alone would take; schedulers cost up to 1.4
 
 
 def calibrate(channel: Channel, world: World, report: Report, out: Path, name: str) -> MachineFile:
@@ -60,6 +61,8 @@ def calibrate(channel: Channel, world: World, report: Report, out: Path, name: s
     by_ranks = {str(n): on_some(channel, world, node[:n], exchange_of) for n in range(1, len(node) + 1)}
     for n, found in by_ranks.items():
         report.line(exchange_line(n, found))
+        if note := busy_host(int(n), found["turns"], cores):
+            report.line(note)
     between = on_some(channel, world, [ranks[0] for ranks in nodes], between_nodes) if len(nodes) > 1 else None
     if between is not None:
         report.line(f"between {len(nodes)} nodes: alpha {in_time(between['alpha'])}, beta {between['beta'] * 1e9:.3f} ns/B; "
@@ -117,6 +120,15 @@ def exchange_line(n: str, found: dict[str, Any]) -> str:
     alone = f"{n} rank{'s' * (n != '1')}: a step of nothing takes {in_time(found['step_s'])}"
     return alone if n == "1" else f"{alone}; equal work {found['turns']:.2f} times its processor time" + "".join(
         f"; {way}: alpha {in_time(found[way]['alpha'])}, beta {found[way]['beta'] * 1e9:.3f} ns/B" for way in (SHARED, MESSAGES))
+
+
+def busy_host(ranks: int, turns: float, cores: int) -> str:
+    """What is to be said of ranks that had to wait for other processes' turns; "" where they had the cores to themselves."""
+    idle = max(1.0, ranks / cores)
+    if turns < CROWDED * idle:
+        return ""
+    return (f"warning: {ranks} ranks took {turns:.1f} times their processor time, {idle:.1f} times are expected: other processes "
+            "are at work on this host, and plans by this file will be as slow; measure again when it is idle")
 
 
 def levels_of(by_ranks: dict[str, Any], between: dict[str, Any] | None, in_node: int, nodes: int) -> tuple[Level, ...]:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from mpitrain.energy.report import UNKNOWN
+from mpitrain.energy.report import NOT_YET, UNKNOWN
 from mpitrain.errors import UsageError
 
 Choice = TypeVar("Choice")
@@ -40,7 +40,7 @@ def joules_of_run(folder: Path) -> JoulesOfRun:
     found = _record(folder).get("energy")
     if found is not None:
         return JoulesOfRun(found["joules"], found["joules_per_sample"], found["at_least"], found["source"])
-    lines = list(_lines(folder))
+    lines = [line for line in _lines(folder) if line.get("energy_source") != NOT_YET]
     if not lines or any(line.get("joules") is None for line in lines):
         return NONE
     used, samples = (sum(line["joules"] for line in lines), sum(_samples(line) for line in lines))
@@ -52,13 +52,16 @@ def joules_to(folder: Path, metric: str, target: float, *, higher: bool = True) 
     """Joules until an evaluation had a metric of at least `target` (at most, where less is better); None: it never had, or they
     are unknown."""
     used: float | None = 0.0
+    waits = False                                             # nothing has moved since the beginning
     for line in _lines(folder, evaluations=True):
         if line.get("split") == "validation":
             value = line.get(metric)
             if value is not None and (value >= target if higher else value <= target):
-                return used
+                return None if waits else used
+        elif line.get("energy_source") == NOT_YET:
+            waits = True
         else:
-            joules = line.get("joules")
+            joules, waits = line.get("joules"), False
             used = None if used is None or joules is None else used + joules
     return None
 

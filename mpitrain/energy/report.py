@@ -15,6 +15,7 @@ from mpitrain.energy.carbon import Intensity, grams
 from mpitrain.energy.phases import PHASES, PowerFit
 
 UNKNOWN = "unknown"
+NOT_YET = "unknown: no counter has moved yet"     # of a line, whose joules the first line after it has
 LEAST_SHARE = 0.005               # of the joules: phases below it are in run.json, and not in the line
 
 

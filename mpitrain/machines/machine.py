@@ -26,12 +26,12 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from itertools import pairwise
-from math import inf
 from pathlib import Path
 from typing import Any
 
 from mpitrain.errors import AccessError, ConfigError, MissingError, nearest
 from mpitrain.files.toml import toml
+from mpitrain.machines.checks import check_measured, number
 from mpitrain.schedules.level_times import Level
 
 FOLDER = Path(__file__).parent
@@ -116,6 +116,7 @@ def machine_of(table: Mapping[str, Any], file: Path | None = None) -> MachineFil
         check_value(key, value, "the machine", file)
     for dtype, value in table["flops"].items():
         number(value, f"flops.{dtype} of the machine", file, positive=True)
+    check_measured(table.get("measured", {}), file)
     made = MachineFile(**{key: value for key, value in table.items() if key not in ("levels", "assumed")},
                        levels=tuple(level_of(level, place, file) for place, level in enumerate(levels)),
                        assumed=tuple(table.get("assumed", ())))
@@ -162,14 +163,6 @@ def check_value(key: str, value: Any, what: str, file: Path | None) -> None:
             raise ConfigError(f"{where} is {toml(value)}; it should be a whole number", file=file)
         if key in SHARES and value > 1:
             raise ConfigError(f"{where} is {toml(value)}; it is a share, 1 at most", file=file)
-
-
-def number(value: Any, where: str, file: Path | None, *, positive: bool = False) -> None:
-    least = "above 0" if positive else "0 or more"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ConfigError(f"{where} is {toml(value)}; it should be a number, {least}", file=file)
-    if not 0 <= value < inf or (positive and value == 0):
-        raise ConfigError(f"{where} is {value}; it should be a number, {least}", file=file)
 
 
 def check_levels(levels: tuple[Level, ...], file: Path | None) -> None:

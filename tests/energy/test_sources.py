@@ -18,7 +18,7 @@ from mpitrain.config.values import check_values
 from mpitrain.energy.carbon import grams, intensity, table
 from mpitrain.energy.joules import NONE, JoulesOfRun, cheapest, cost, joules_of_run, joules_to
 from mpitrain.energy.nvml import Gpus, load
-from mpitrain.energy.report import in_joules, line, together
+from mpitrain.energy.report import NOT_YET, in_joules, line, together
 from mpitrain.energy.sources import Asked, open_counters, source_words
 from mpitrain.energy.zones import Lost
 from mpitrain.errors import ConfigError, MissingError, UsageError
@@ -223,3 +223,15 @@ def test_a_cost_needs_a_share_and_joules_that_are_known() -> None:
             cost(joules, 2.0, eta=eta, most_watts=100.0)
     with pytest.raises(UsageError, match="nothing was tried"):
         cheapest({}, eta=1.0, most_watts=1.0)
+
+
+def test_lines_before_a_counter_has_moved_are_neither_zero_nor_the_end_of_what_is_known(tmp_path: Path) -> None:
+    lines = [{"step": 1, "joules": None, "joules_per_sample": None, "energy_source": NOT_YET},
+             {"step": 1, "split": "validation", "accuracy": 0.5}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert joules_of_run(tmp_path) == NONE and joules_to(tmp_path, "accuracy", 0.5) is None
+    lines += [{"step": 2, "joules": 4.0, "joules_per_sample": 1.0, "energy_source": "measured (powercap)"},
+              {"step": 2, "split": "validation", "accuracy": 0.9}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    assert joules_of_run(tmp_path) == JoulesOfRun(4.0, 1.0, False, "measured (powercap)")
+    assert joules_to(tmp_path, "accuracy", 0.9) == 4.0

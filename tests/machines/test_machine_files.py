@@ -54,7 +54,7 @@ def test_each_number_of_a_shipped_machine_has_a_source_or_is_said_to_be_assumed(
 
 @pytest.mark.parametrize("name", known_machines())
 def test_a_machine_is_read_back_as_it_was_written(name: str) -> None:
-    machine = replace(load_machine(name), measured={"rates": [[1, 2.5], [3, 4.0]], "by_ranks": {"2": {"alpha": 1e-6}}})
+    machine = replace(load_machine(name), measured={"rates": [[1, 2.5], [3, 4.0]], "further": {"2": {"alpha": 1e-6}}})
     assert machine_of(tomllib.loads(to_toml(machine))) == machine
 
 

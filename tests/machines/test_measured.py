@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from math import sqrt
 from typing import Any
 
 import pytest
 
+from mpitrain.errors import ConfigError
+from mpitrain.machines.checks import check_measured
 from mpitrain.machines.machine import MachineFile
 from mpitrain.machines.measured import at_ranks, layer_seconds, on_curve, slowdown, step_seconds, turns
 from mpitrain.schedules.level_times import Level, level_seconds
@@ -68,3 +71,32 @@ def test_ranks_of_several_hosts_have_the_network_s_costs_and_each_host_its_own()
     assert [level.alpha for level in found.levels] == [2e-6, 1e-4] and found.levels[1].sharing == 2
     assert level_seconds("all_reduce", 2, 2, 1024, found.levels) == pytest.approx(2e-4)         # one rank of each host
     assert step_seconds(two, 4) == 5e-3 and step_seconds(two, 2) == 2e-3 and 2 / found.cores == 1.0
+
+
+@pytest.mark.parametrize(("path", "value", "said"), [
+    ("by_ranks", "x", 'by_ranks of [measured] is "x"; it should be a table; correct it, or let bench fit --out write'),
+    ("by_ranks", {"1": {"step_s": 1e-4, "turns": 1.0}}, "by_ranks of [measured] has nothing of two or more ranks"),
+    ("by_ranks", {"two": {}}, 'by_ranks of [measured] has the key "two"; a number of ranks was expected'),
+    ("by_ranks.2.step_s", -1.0, "step_s of by_ranks.2 of [measured] is -1.0; it should be a number, 0 or more"),
+    ("by_ranks.2.shared", None, "shared of by_ranks.2 of [measured] is"),
+    ("by_ranks.2.shared.points", [], "points of shared of by_ranks.2 of [measured] is []; it should be a list of [bytes,"),
+    ("by_ranks.2.shared.points", [[0, 0.5]], "a number of points of shared of by_ranks.2 of [measured] is 0; it"),
+    ("by_ranks.2.messages.points", [[8.0, 1.0], [8.0, 2.0]], "the bytes of points of messages of by_ranks.2 of [measured]"),
+    ("by_ranks.4.layers.4", [[8.0, float("nan")]], "a number of layers.4 of by_ranks.4 of [measured] is nan"),
+    ("contention", {"ranks": []}, "ranks of contention of [measured] is []; it should be a list of numbers of ranks"),
+    ("contention.training", ["x"], "training of contention of [measured] is"),
+    ("contention.memory", [1, 1, "x"], 'a number of memory of contention of [measured] is "x"; it should be a number'),
+    ("operation_s", "x", 'operation_s of [measured] is "x"; it should be a number, 0 or more'),
+    ("between", {"alpha": 1.0}, "beta of between of [measured] is missing"),
+])
+def test_tables_that_a_plan_would_misread_are_refused_by_their_keys(path: str, value: object, said: str) -> None:
+    measured: Any = copy.deepcopy(dict(HERE.measured))
+    check_measured(measured, None)
+    *above, key = path.split(".")
+    table = measured
+    for name in above:
+        table = table[name]
+    table[key] = value
+    with pytest.raises(ConfigError) as caught:
+        check_measured(measured, None)
+    assert said in str(caught.value)

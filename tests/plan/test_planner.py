@@ -74,6 +74,16 @@ beta = %s
 gamma = 1e-10
 """
 
+MEASURED = """
+[measured.by_ranks.8]
+step_s = 1e-4
+turns = 1.0
+collective_s = 2e-6
+shared = {alpha = 3e-4, beta = 1e-8, gamma = 0.0, points = [[8.0, 3e-4], [1e6, 1e-2]]}
+messages = {alpha = 1e-6, beta = 1e-9, gamma = 0.0, points = [[8.0, 1e-6], [1e6, 1e-3]]}
+layers = {2 = [[8.0, 1e-6], [1e6, 1e-4]]}
+"""
+
 
 @pytest.fixture(scope="module")
 def folder(counted: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -84,6 +94,7 @@ def folder(counted: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "gpt.toml").write_text(GPT)
     (found / "made-up.toml").write_text(MACHINE % ("busy_watts = 20.0\nidle_watts = 5.0", 1e-8))
     (found / "slow.toml").write_text(MACHINE % ("", 1e-6))
+    (found / "measured.toml").write_text(MACHINE % ("", 1e-6) + MEASURED)       # memory that ranks share is slower than messages
     return found
 
 
@@ -159,9 +170,10 @@ def test_the_first_plans_are_the_fastest_of_all_candidates(folder: Path, machine
     assert [plan.step.total for plan in found] == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("machine", ["made-up.toml", "slow.toml"])
-def test_no_step_is_below_its_bounds_and_parts_add_up(folder: Path, machine: str) -> None:
-    problem = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / machine))
+@pytest.mark.parametrize(("machine", "own"), [("made-up.toml", []), ("slow.toml", []), ("measured.toml", []),
+                                              ("slow.toml", ["comm.algorithm=halving_doubling", "train.batch_size=64"])])
+def test_no_step_is_below_its_bounds_and_parts_add_up(folder: Path, machine: str, own: list[str]) -> None:
+    problem = Problem(load_config(folder / "gpt.toml", own), load_machine(folder / machine))
     for c in every(problem, 8)[::5]:
         step = step_time(problem, c)
         assert rough(problem, c) <= near(problem, c) * (1 + 1e-9) <= step.total * (1 + 2e-9), c
@@ -348,3 +360,15 @@ def test_plans_train_and_a_run_is_told_beside_its_prediction(folder: Path, gpt: 
     assert told["machine"] == "made-up" and told["predicted"]["total"] == pytest.approx(expected.total)
     assert told["predicted_over_measured"] == pytest.approx(expected.total / told["measured"]["median"])
     assert "plan" not in json.loads((tmp_path / "0/run.json").read_text())
+
+
+def test_joules_are_unknown_where_a_machine_has_one_of_its_watts_alone(folder: Path) -> None:
+    (folder / "half.toml").write_text((folder / "slow.toml").read_text().replace("name =", "busy_watts = 100.0\nname =", 1))
+    lines = list(plan_lines(folder / "gpt.toml", [], ranks="2", machine=str(folder / "half.toml"), top=1))
+    assert "joules: unknown: the machine file has no idle_watts" in lines and lines[2].split()[-1] == "unknown"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_planned(folder: Path) -> None:
+    for path in (folder, folder / "nowhere" / "plans.jsonl"):
+        with pytest.raises(UsageError, match="--json takes a file to write, in a folder that is there; found"):
+            next(plan_lines(folder / "gpt.toml", [], ranks="2", machine=str(folder / "slow.toml"), json_file=path))

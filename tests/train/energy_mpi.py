@@ -139,6 +139,17 @@ def test_a_counter_that_dies_is_unknown_from_there_on_and_told_once(comm: Any) -
         assert record["energy"]["joules"] == (pytest.approx(STEPS) if left else None)
 
 
+def test_lines_of_a_counter_that_has_not_moved_are_unknown_and_none_says_zero(comm: Any) -> None:
+    acted = Acted(comm, min(2, comm.size))
+    lines = acted.steps(range(1, STEPS + 1), lambda step: 3.0 if step < 5 else 5.0)
+    for line in lines[:2]:
+        assert np.isnan([line["joules"], line["joules_per_sample"], line["watts"]]).all()
+        assert line["energy_source"] == "unknown: no counter has moved yet"
+    assert lines[2]["joules"] == pytest.approx(2.0 * min(2, comm.size)) and lines[2]["energy_source"] == "measured (powercap)"
+    assert acted.told == []
+    acted.end()
+
+
 def test_a_source_that_is_named_and_on_no_host_is_refused_on_all_ranks(comm: Any) -> None:
     with pytest.raises(MissingError, match='energy: expected a counter, found none; set energy.source = "auto"'):
         Acted(comm, 1, missing=[0], source="powercap")

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
-from math import prod
 from typing import NamedTuple
 
-from mpitrain.machines.measured import at_ranks
 from mpitrain.placement.stages import find_bounds
 from mpitrain.plan.planner.candidates import Candidate
 from mpitrain.plan.planner.problem import SPLIT, Problem
-from mpitrain.plan.planner.work import width_factor, wire_factor
+from mpitrain.plan.planner.traffic import sized
+from mpitrain.plan.planner.work import algorithm_of, timed, width_factor, wire_factor
 from mpitrain.schedules.grid import AXES, REPLICAS
 from mpitrain.schedules.level_times import level_seconds
 from mpitrain.schedules.step_simulate import Collective, group
@@ -51,7 +50,8 @@ def rough(problem: Problem, c: Candidate) -> float:
 
 def near(problem: Problem, c: Candidate) -> float:
     """The same, with the collectives of layers."""
-    key = "near", problem.rows(c), c.cuts, c.chunks, c.micro_batches, c.schedule in SPLIT, c.recompute, c.dp
+    key = ("near", problem.rows(c), c.cuts, c.chunks, c.micro_batches, c.schedule in SPLIT, c.recompute, c.dp,
+           problem.by_messages(c))
     return _bound(problem, c, problem.once(key, lambda: _least(problem, c, _layers(problem, c))))
 
 
@@ -86,20 +86,21 @@ def _waited(waits: Sequence[float], ring: Sequence[float], compute: Sequence[flo
 
 
 def _layers(problem: Problem, c: Candidate) -> Layers:
-    """The collectives of layers for one micro-batch."""
+    """The collectives of layers for one micro-batch, each as a step times it."""
     lengths, size = tuple(c.mesh.get(axis, 1) for axis in AXES), width_factor(problem) * problem.rows(c)
-    machine = problem.once(("machine", False, prod(lengths)), lambda: at_ranks(problem.machine, prod(lengths)))
+    machine, algorithm = problem.machine_of(c), algorithm_of(problem.config)
 
     def seconds(collectives: Iterable[Collective]) -> float:
         total = 0.0
-        for one in collectives:
+        for one in timed(problem, c, sized(tuple(collectives), size)):
             n, stride = group(lengths, one.axes)
-            lasts = level_seconds(one.operation, n, stride, one.nbytes * size, machine.levels)
+            lasts = level_seconds(one.operation, n, stride, one.nbytes, machine.levels, algorithm) \
+                if one.seconds is None else one.seconds
             total += one.count * (lasts + machine.collective_s)
         return total
     heard = problem.traffic(c.cuts)
     assert heard is not None, "it has been found to be there"
-    found: Layers = problem.once(("layers", c.cuts[1:], lengths, problem.rows(c)), lambda: Layers(
+    found: Layers = problem.once(("layers", c.cuts[1:], lengths, problem.rows(c), problem.by_messages(c)), lambda: Layers(
         *([seconds(getattr(block, way)) for block in heard] for way in Layers._fields)))
     return found
 
@@ -111,7 +112,7 @@ def _exchange(problem: Problem, c: Candidate) -> float:
         return 0.0
     nbytes = sum(sums(problem.parameters(c.cuts), bounds_of(problem, c))[::c.cuts.pp]) * wire_factor(problem.config)
     return level_seconds("all_reduce" if c.sharding == "none" else "reduce_scatter", n, stride, nbytes,
-                         problem.machine_of(c).levels)
+                         problem.machine_of(c).levels, algorithm_of(problem.config))
 
 
 def bounds_of(problem: Problem, c: Candidate) -> list[int]:

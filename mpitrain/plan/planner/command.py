@@ -29,6 +29,8 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
     counts = numbers_of_ranks(ranks)
     if top < 1:
         raise UsageError(f"--top must be at least 1, found {top}")
+    if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
+        raise UsageError(f"--json takes a file to write, in a folder that is there; found {json_file}")
     found = load_machine(machine)
     refuse_halves(counts, found)
     keep_freed_memory()                      # the pool of this process counts bytes of arrays

@@ -116,11 +116,14 @@ class Problem:
                                   lambda: self.costs.of(rows, c.mesh, c.micro_batches))
         return found
 
+    def by_messages(self, c: Candidate) -> bool:
+        """Whether ranks of a node send each other messages, instead of sharing memory."""
+        comm = self.config.comm
+        return comm.algorithm != "auto" or (c.sharding in ("gradients", "parameters") and not comm.node_shared)
+
     def machine_of(self, c: Candidate) -> MachineFile:
         """The machine as so many ranks find it, which share memory on a node unless the run sends messages there."""
-        by_messages = self.config.comm.algorithm != "auto" or (c.sharding in ("gradients", "parameters")
-                                                               and not self.config.comm.node_shared)
-        ranks = prod(c.mesh.values())
+        by_messages, ranks = self.by_messages(c), prod(c.mesh.values())
         found: MachineFile = self.once(("machine", ranks, by_messages),
                                        lambda: at_ranks(self.machine, ranks, by_messages=by_messages))
         return found

@@ -34,9 +34,10 @@ def figures(problem: Problem, plan: Plan) -> Figures:
 
 
 def joules_of_step(problem: Problem, plan: Plan, ranks: int, batch: int) -> float | None:
-    """Estimated joules of a sample: watts of a busy processor while a rank computes, of an idle one while it waits."""
+    """Estimated joules of a sample: watts of a busy processor while a rank computes, of an idle one while it waits; None where
+    one of them is unknown."""
     machine, step = problem.machine, plan.step
-    if not machine.busy_watts:
+    if no_watts(machine):
         return None
     busy = min(step.total, step.compute + step.update)
     return ranks * (machine.busy_watts * busy + machine.idle_watts * (step.total - busy)) / batch
@@ -60,9 +61,16 @@ def of_machine(machine: MachineFile, *keys: str) -> str:
 
 def rests_on(problem: Problem, plan: Plan) -> dict[str, str]:
     """What each number of a plan rests on."""
+    lacks = no_watts(problem.machine)
     return {**origins(problem, plan.candidate), "memory": plan.forecast.why or "a few rows, run here, as inspect does",
-            "joules": f"estimated by {of_machine(problem.machine, 'busy_watts', 'idle_watts')}"
-            if problem.machine.busy_watts else "unknown: the machine file has no watts"}
+            "joules": f"unknown: the machine file has no {lacks}" if lacks else
+            f"estimated by {of_machine(problem.machine, 'busy_watts', 'idle_watts')}"}
+
+
+def no_watts(machine: MachineFile) -> str:
+    """Which of its watts a machine file lacks, in words; "" for none."""
+    lacking = [key for key in ("busy_watts", "idle_watts") if not getattr(machine, key)]
+    return "watts" if len(lacking) == 2 else "".join(lacking)
 
 
 def as_json(problem: Problem, plan: Plan, place: int) -> dict[str, Any]:

@@ -81,9 +81,14 @@ class Sent:
 
 def step_time(problem: Problem, c: Candidate) -> StepTime:
     """Seconds of a step of the candidate, in parts."""
-    algorithm = problem.config.comm.algorithm
     return simulate_step(work_of(problem, c), c.mesh, c.schedule, c.micro_batches, problem.machine_of(c),
-                         algorithm=algorithm if isinstance(algorithm, str) and ":" not in algorithm else "auto")
+                         algorithm=algorithm_of(problem.config))
+
+
+def algorithm_of(config: Config) -> str:
+    """The algorithm that sums are timed by: the run's, or "auto" for one of its own."""
+    algorithm = config.comm.algorithm
+    return algorithm if isinstance(algorithm, str) and ":" not in algorithm else "auto"
 
 
 def work_of(problem: Problem, c: Candidate) -> Work:

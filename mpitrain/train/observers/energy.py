@@ -26,7 +26,7 @@ from mpitrain.config.energy import EnergyConfig
 from mpitrain.energy.carbon import intensity
 from mpitrain.energy.phases import PHASES, WORDS, PhaseClock, seconds_of_all
 from mpitrain.energy.reader import Counter, Reader
-from mpitrain.energy.report import UNKNOWN, line, phases_of, together
+from mpitrain.energy.report import NOT_YET, UNKNOWN, line, phases_of, together
 from mpitrain.energy.sources import Asked, Opened, estimated, open_counters, source_words
 from mpitrain.errors import MissingError, MpitrainError
 from mpitrain.parallel.gradients.timeline import Timeline
@@ -145,6 +145,8 @@ class EnergyUse(Observer):
         self._lost |= lost
         samples = self._steps * self.run.plan.batch_size
         total = float(used[known].sum()) if known.any() else math.nan
+        if known.any() and not joules[known].any():           # What is on uses some watts: 0 is no measurement of it.
+            return {"joules": math.nan, "joules_per_sample": math.nan, "watts": math.nan, "energy_source": NOT_YET}
         without = [name for name, is_known in zip(self.hosts.values(), known) if not is_known]
         source = f"at least, {self.source}, without {', '.join(without)}" if without else self.source
         return {"joules": total, "joules_per_sample": total / samples, "watts": total / max(seconds, 1e-9),
