@@ -5,7 +5,7 @@
     python benchmarks/search_runs.py decisions       # 2 groups decide on a table of 1,000 trials; 20 seconds
     python benchmarks/search_runs.py same            # order = "fixed" on 1, 2 and 4 groups; search against train; 1 minute
     python benchmarks/search_runs.py kills           # a rank is killed at 20 random moments; about 2 minutes
-    python benchmarks/search_runs.py digits          # examples/search/digits.toml against examples/digits.toml; 1 minute
+    python benchmarks/search_runs.py digits          # examples/digits_search.toml against examples/digits.toml; 1 minute
 
 Utilisation is the part of all ranks' seconds, from the first decision to the end of the study, in which they are at work on a
 trial; trained, the part in which they train, evaluate or save, which is that without set-ups. A set-up is the time from the end
@@ -35,7 +35,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tests/search")]
 from launch import clean_environment, find_mpirun, is_python, launch, send  # noqa: E402
 from studies import STUDY, lines, told  # noqa: E402
 
-DIGITS, STUDY_OF_DIGITS = ROOT / "examples/digits.toml", ROOT / "examples/search/digits.toml"
+DIGITS, STUDY_OF_DIGITS = ROOT / "examples/digits.toml", ROOT / "examples/digits_search.toml"
 EQUAL = """
 [search]
 trials = 27

@@ -10,6 +10,11 @@ T5 = {**GPT, "head_width": 4, "width": 8, "hidden": 8, "source": 5}
 
 CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], bool]] = {
     "mlp": ("mlp", {"inputs": 12, "hidden": [8, 8], "outputs": 3, "activation": "gelu"}, (12,), False),
+    "elastic_mlp": ("elastic_mlp", {"inputs": 12, "width": 8, "hidden": [4, 8], "outputs": 3}, (12,), False),
+    "elastic_resnet": ("elastic_resnet", {"channels": 1, "widths": [4, 8], "depths": [1, 2], "kernels": [3, 5]}, (1, 16, 16),
+                       True),
+    "elastic_gpt": ("elastic_gpt", {"depths": [1, 2], "heads": [1, 2], "hidden": [8, 16], "width": 8,
+                                    "block": GPT["block"], "vocabulary": GPT["vocabulary"]}, (), False),
     "mlp of images": ("mlp", {"inputs": 12, "hidden": [8], "outputs": 3, "activation": "tanh"}, (2, 6), True),
     "lenet": ("lenet", {}, (1, 28, 28), False), "resnet20": ("resnet20", {"channels": 1}, (1, 32, 32), True),
     "resnet32": ("resnet32", {}, (3, 16, 24), True), "resnet56": ("resnet56", {"norm": "sync"}, (3, 16, 24), True),
@@ -50,7 +55,7 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...], bool]] = {
     "t5": ("t5", T5, (12,), True), "padded t5": ("t5", {**T5, "padding": 0, "tied": False}, (12,), True)}
 SLOW = ("resnet56", "resnet34", "resnet101", "resnet152", "vgg16", "mobilenet_v2", "mobilenet_v3_large", "mnasnet",
         "efficientnet_b0")
-TOKENS = ("gpt", "llama", "bert", "distilbert", "t5")
+TOKENS = ("gpt", "elastic_gpt", "llama", "bert", "distilbert", "t5")
 PRESETS = {"gpt2": "gpt", "gpt2_medium": "gpt", "gpt2_large": "gpt", "gpt2_xl": "gpt", "vit_ti_16": "vit", "vit_s_16": "vit",
            "vit_b_16": "vit", "swin_t": "swin"}
 """Models that are another one with certain numbers, and have no smaller ones: its cases are theirs."""

@@ -49,7 +49,7 @@ FREE = keys(                                     # These change no result, or on
     checkpoint="every keep best best_metric asynchronous on_error",
     stop="patience metric min_delta mode", average="evaluate",
     energy="source root period_ms idle_watts busy_watts carbon_g_per_kwh pue cap_watts clock_mhz gpu_cap_watts",
-    log="every progress_s tensorboard observers")
+    log="every progress_s tensorboard observers machine")
 USER_CODE = ("model.name", "model.formats", "data.transform", "data.target_transform", "data.augment", "optimizer.name",
              "optimizer.schedule", "train.loss", "train.metrics", "mesh.schedule", "comm.algorithm", "comm.sharding",
              "shrink.prune", "shrink.quantize", "comm.compress", "sync.levels", "workers.rows", "workers.correct",
