@@ -47,7 +47,7 @@ def check_measured(measured: Mapping[str, Any], file: Path | None) -> None:
                 raise ConfigError(f'by_ranks of [measured] has the key "{key}"; a number of ranks was expected; {AGAIN}',
                                   file=file)
             _check_ranks(_table(by_ranks, key, "by_ranks", file), int(key), file)
-        if by_ranks and max(map(int, by_ranks)) < 2:
+        if by_ranks and max(map(int, by_ranks)) < 2 and "between" not in measured:       # a rank on each of several hosts
             raise ConfigError(f"by_ranks of [measured] has nothing of two or more ranks; {AGAIN}", file=file)
     if "between" in measured:
         between = _table(measured, "between", "[measured]", file)
