@@ -210,8 +210,8 @@ class Run(Ranks):
         latest = on_first(control, lambda: end_of_time(config.train.stop_before))
         memory = Memory(job, lambda uses: report_lines(forecast, uses))
         if self.comm.rank == 0:
-            trainer.observers += [MetricsFile(folder.metrics)]
-            trainer.observers += [Stragglers([place.host for place in session.places])] if self.comm.size > 1 else []
+            late = [Stragglers([place.host for place in session.places])] if self.comm.size > 1 else []
+            trainer.observers += [MetricsFile(folder.metrics), *late]
         trainer.observers += [memory, *asked]
         saver = job.keep_in(folder, {"seed": config.run.seed, "model": {"name": config.model.name, **config.model.arguments},
                                      "mesh": about["mesh"], **kept})
@@ -219,7 +219,6 @@ class Run(Ranks):
                   **({"limits": self.limits} if self.limits else {})}
         if self._survivors is not None:
             about |= self._survivors.begin(session, job, saver)
-
         tables = dict[str, Any]()                             # of the run's last evaluation
 
         def begin() -> None:
@@ -238,15 +237,14 @@ class Run(Ranks):
             from mpitrain.train.observers.agreement import Agreement
             trainer.observers.append(Agreement(job.state, control, config.train.compare_every))
         self.process.on_terminate(trainer.terminated)
-        began = time.time()
-        metrics = trainer.fit()
+        began, metrics = time.time(), trainer.fit()
         if trainer.evaluator is not None and trainer.evaluator.tables:
             tables = named_tables(trainer.evaluator.tables, session.inputs)
         paused, steps = trainer.pauses.paused, trainer.update.step
-        ended = {"ended": {"step": steps, "reason": trainer.over}} if trainer.over and not paused else {}
-        hashes = {} if paused else job.state.hashes()
+        hashes, ended = {} if paused else job.state.hashes(), trainer.over and not paused
         record = about | hashes | trainer.bad_steps.record() | {
-            "status": "paused" if paused else "done", "steps": steps, **ended, "seconds": round(time.time() - began, 3),
+            "status": "paused" if paused else "done", "steps": steps, "seconds": round(time.time() - began, 3),
+            **({"ended": {"step": steps, "reason": trainer.over}} if ended else {}),
             "metrics": plain_values(metrics) | tables, "memory": as_json(forecast, memory.uses), "checkpoints": saver.times()}
 
         def end() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
+from typing import Any
 
 from mpitrain.comm.job import signals
 from mpitrain.comm.job.guard import Process
@@ -54,6 +55,13 @@ def add_arguments(parser: ArgumentParser) -> None:
                           help="as comm.compress, with commas (default: %(default)s)")
     compress.add_argument("--elements", type=int, default=1 << 22, help="float32 numbers (default: %(default)s)")
     compress.add_argument("--repeats", type=int, default=25, help="how often each is timed (default: %(default)s)")
+    for verb in (allreduce, fit, exchange, train, memory, models, pipeline, compress, *_around_runs(verbs)):
+        verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
+        verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+
+
+def _around_runs(verbs: Any) -> tuple[ArgumentParser, ArgumentParser]:
+    """Those of joules, and of runs that others have published."""
     energy = verbs.add_parser("energy", help="watts of this host idle and at work, joules of products, memory and messages")
     energy.add_argument("--seconds", type=float, default=5.0, help="of a window, 0.1 to 60 (default: %(default)s)")
     energy.add_argument("--repeats", type=int, default=5, help="windows of each kind (default: %(default)s)")
@@ -61,9 +69,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     energy.add_argument("--out", type=Path, metavar="FILE", help="write the watts into this machine file (of bench fit --out)")
     published = verbs.add_parser("published", help="published scaling curves beside what the step model predicts; needs no MPI")
     published.add_argument("--sets", metavar="NAMES", help="horovod, ec2, dgx1, megatron, with commas (default: all)")
-    for verb in (allreduce, fit, exchange, train, memory, models, pipeline, compress, energy, published):
-        verb.add_argument("--json", type=Path, metavar="FILE", help="write one JSON object a line, too")
-        verb.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+    return energy, published
 
 
 def run(options: Namespace, process: Process) -> int:

@@ -144,11 +144,7 @@ def open_inputs(description: dict[str, Any], *, validation: float | str, seed: i
                 opened: dict[str, data.Dataset] | None = None) -> Inputs:
     """Opens what `describe_files` described and splits it; `block` is the window of a language model, `length`, `horizon` and
     `targets` are those of series. Datasets that are `opened` already by an earlier call are used again."""
-    opened = {} if opened is None else opened
-    for name in ("training", "validation"):
-        if name in description and name not in opened:
-            opened[name] = data.Dataset(description[name])
-    dataset, other = opened["training"], opened.get("validation")
+    dataset, other = _datasets(description, {} if opened is None else opened)
     names = list(dataset.x.name) if isinstance(dataset.x, Fields) else []
     refuse_tables(names, {"data.transform": transform, "data.augment": augment})
     transforms = data.Transforms(transform, folder, target_transform, by_step=length > 0)
@@ -239,13 +235,20 @@ def _series(dataset: data.Dataset, other: data.Dataset | None, validation: float
     return Inputs(training, range(len(training)), held_out, rows, transforms, augment)
 
 
+def _datasets(description: dict[str, Any], opened: dict[str, data.Dataset]) -> tuple[data.Dataset, data.Dataset | None]:
+    """The rows for training, and the others where they have files of their own: those that are `opened`, or are added there."""
+    for name in ("training", "validation"):
+        if name in description and name not in opened:
+            opened[name] = data.Dataset(description[name])
+    return opened["training"], opened.get("validation")
+
+
 def inputs_of(config: Config, files: dict[str, Any], opened: dict[str, data.Dataset] | None = None) -> Inputs:
     """The data of a configuration, whose files have been described, and perhaps `opened` for others."""
     d = config.data
     return open_inputs(files, validation=d.validation, seed=config.run.seed, block=config.model.arguments.get("block"),
                        stride=d.stride, transform=d.transform, target_transform=d.target_transform, augment=d.augment,
-                       folder=config.folder, length=d.length, horizon=d.horizon, targets=d.targets,
-                       opened=opened)
+                       folder=config.folder, length=d.length, horizon=d.horizon, targets=d.targets, opened=opened)
 
 
 def open_data(path: str | Path, *, validation: float | str = 0.2, x: str = "", y: str = "", seed: int = 0,
