@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
-from torch.autograd import functional as theirs
 
 from mpitrain import Tensor, autograd, ops
 from mpitrain.errors import GraphError, ShapeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+theirs = pytest.importorskip("torch.autograd.functional")
 
 X, W = np.random.default_rng(1).normal(size=(3, 2)), np.random.default_rng(2).normal(size=(2, 4))
 

@@ -5,9 +5,10 @@ From one start each loss curve is that of the same program in PyTorch, in float6
 
 import numpy as np
 import pytest
-import torch
 
 from mpitrain import Tensor, autograd, nn, ops, optim
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
 WIDTH, STEPS = 16, 25
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import mpmath
 import numpy as np
 import pytest
-import torch
 
 from mpitrain import Tensor, gradcheck, ops
 from mpitrain.errors import ShapeError
 from mpitrain.kernels import lines, special
+
+mpmath = pytest.importorskip("mpmath", reason="mpmath is not installed: pip install mpmath")
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
 INF, NAN = np.inf, np.nan
 EDGES = [0.0, -0.0, 1.0, -1.0, 2.5, -3.0, 1e-30, 5e9, INF, -INF, NAN]

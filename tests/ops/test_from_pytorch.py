@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import torch.overrides
 from ops.parity import check_gradient, normal
 
 import mpitrain
@@ -21,6 +19,9 @@ from mpitrain.errors import ArgumentError, GraphError, MpitrainError, ShapeError
 from mpitrain.ops import pytorch
 from mpitrain.ops.inputs import door
 from mpitrain.ops.pytorch import each
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+pytest.importorskip("torch.overrides")
 
 PAGE = Path(__file__).parents[2] / "docs" / "from_pytorch.md"
 ROWS = re.findall(r"^\| `(.+?)` \| `(.+?)` \|$", PAGE.read_text(), re.MULTILINE)

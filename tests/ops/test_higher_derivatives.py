@@ -4,11 +4,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
-import torch.nn.functional as F
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor, grad, keep_inputs
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
+F = pytest.importorskip("torch.nn.functional")
 
 RNG = np.random.default_rng(13)
 LABELS = np.array([1, 0, 3])

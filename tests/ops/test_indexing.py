@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor, grad, keep_inputs, no_grad
 from mpitrain.errors import GraphError, ShapeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
 SHAPE = (4, 5, 6)
 I = np.array([0, -1, 2])

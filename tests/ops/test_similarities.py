@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from mpitrain import ops
 from mpitrain.autograd import Tensor
 from mpitrain.errors import ShapeError
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install torch==2.13.0")
 
 rng = np.random.default_rng(0)
 TIMES, COUNTS = np.array([1, 2, 1, 3, 1]), np.array([0.5, 1, 2, 0.25, 1])
