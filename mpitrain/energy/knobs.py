@@ -12,9 +12,10 @@ they do in /sys: powercap in class/powercap, cpufreq in devices/system/cpu/cpufr
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from mpitrain.errors import AccessError, ConfigError, MissingError, MpitrainError
 
@@ -26,34 +27,47 @@ UNKNOWN = 1 << 62                                    # the largest value where t
 CLOSE = 0.02                                         # a limit is rounded to what the hardware counts in (1/8 W, mostly)
 
 
-class Knob(Protocol):
+class Knob(ABC):
     """A setting of this host. `before` is what held before `set`, None where nothing was set; `undo` puts it back."""
 
     name: str
-    before: int | None
+    before: int | None = None
 
+    @abstractmethod
     def read(self) -> int:
         """What holds now, in the knob's own unit."""
 
+    @abstractmethod
     def refuse(self, value: int) -> None:
         """ConfigError for a value that the hardware says it cannot have."""
 
-    def set(self, value: int) -> int:
-        """Sets it and gives what holds then. AccessError, with the administrator's command, where this user may not."""
-
-    def undo(self) -> None:
-        """Puts back what was there, if anything was set."""
-
+    @abstractmethod
     def shown(self, value: int) -> str:
         """A value with its unit."""
 
+    @abstractmethod
+    def _write(self, value: int) -> None:
+        """Makes it hold. AccessError, with the administrator's command, where this user may not."""
 
-class FileKnob:
+    def set(self, value: int) -> int:
+        """Sets it and gives what holds then; errors of `_write`."""
+        before = self.read()
+        self._write(value)
+        self.before = before
+        return self.read()
+
+    def undo(self) -> None:
+        """Puts back what was there, if anything was set."""
+        if self.before is not None:
+            self._write(self.before)
+            self.before = None
+
+
+class FileKnob(Knob):
     """A number in a file of the kernel. `key` is what the configuration calls it, `scale` and `unit` what is shown of it."""
 
     def __init__(self, path: Path, key: str, name: str, low: int, high: int, scale: float, unit: str):
         self.path, self.key, self.name, self.low, self.high, self.scale, self.unit = path, key, name, low, high, scale, unit
-        self.before: int | None = None
 
     def read(self) -> int:
         return number_in(self.path)
@@ -67,17 +81,6 @@ class FileKnob:
             raise ConfigError(f"{self.key} = {value / self.scale:g} cannot be set: {self.name} takes {bound}; set {self.key} to "
                               "that, or leave it out", file=self.path)
 
-    def set(self, value: int) -> int:
-        before = self.read()
-        self._write(value)
-        self.before = before
-        return self.read()
-
-    def undo(self) -> None:
-        if self.before is not None:
-            self._write(self.before)
-            self.before = None
-
     def _write(self, value: int) -> None:
         try:
             with open(self.path, "r+") as file:      # the kernel's files are not made anew
@@ -86,14 +89,13 @@ class FileKnob:
             raise refused(self, value, error) from None
 
 
-class GpuLimit:
+class GpuLimit(Knob):
     """The power limit of a GPU, in milliwatts, by the functions of NVML as `nvidia-ml-py` has them."""
 
     key = "energy.gpu_cap_watts"
 
     def __init__(self, nvml: Any, handle: Any, index: int):
         self._nvml, self._handle, self.index, self.name = nvml, handle, index, f"GPU {index}"
-        self.before: int | None = None
 
     def read(self) -> int:
         return int(self._ask(self._nvml.nvmlDeviceGetPowerManagementLimit))
@@ -107,17 +109,6 @@ class GpuLimit:
             bound = f"at most {self.shown(high)}" if value > high else f"at least {self.shown(low)}"
             raise ConfigError(f"{self.key} = {value / 1000:g} cannot be set: {self.name} takes {bound}; set {self.key} to that, "
                               "or leave it out")
-
-    def set(self, value: int) -> int:
-        before = self.read()
-        self._write(value)
-        self.before = before
-        return self.read()
-
-    def undo(self) -> None:
-        if self.before is not None:
-            self._write(self.before)
-            self.before = None
 
     def _write(self, value: int) -> None:
         self._ask(self._nvml.nvmlDeviceSetPowerManagementLimit, value)

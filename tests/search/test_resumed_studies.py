@@ -9,7 +9,7 @@ import time
 from collections import Counter
 
 import pytest
-from launch import is_python, launch, send
+from launch import is_python, launch, send, wait_until
 from standing import mpirun
 from studies import STUDY, journal, told
 
@@ -31,8 +31,7 @@ def killed_after(folder, file, n_lines, *words):
     """Starts a study on two ranks, and kills one of them when its journal has so many lines, unless it has ended."""
     job = launch(2, "-m", "mpitrain", "search", file, *words, cwd=file.parent)
     path = folder / "journal.jsonl"
-    while job.process.poll() is None and (not path.exists() or path.read_bytes().count(b"\n") < n_lines):
-        time.sleep(0.002)
+    wait_until(lambda: job.process.poll() is not None or path.exists() and path.read_bytes().count(b"\n") >= n_lines)
     for rank in [pid for pid in job.ranks() if is_python(pid)][n_lines % 2:][:1]:
         send(rank, signal.SIGKILL)
     result = job.finish(30)
