@@ -94,6 +94,7 @@ def folder(counted: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "gpt.toml").write_text(GPT)
     (found / "made-up.toml").write_text(MACHINE % ("busy_watts = 20.0\nidle_watts = 5.0", 1e-8))
     (found / "slow.toml").write_text(MACHINE % ("", 1e-6))
+    (found / "one-host.toml").write_text((MACHINE % ("", 1e-8)).rpartition("[[levels]]")[0])
     (found / "measured.toml").write_text(MACHINE % ("", 1e-6) + MEASURED)       # memory that ranks share is slower than messages
     return found
 
@@ -294,6 +295,7 @@ WRONG: list[tuple[str, list[str], str, type[MpitrainError], str]] = [
     ("8..2", [], "made-up.toml", UsageError, "write 2..8"),
     ("2..4..8", [], "made-up.toml", UsageError, "--ranks is a number, or two"),
     ("6", [], "made-up.toml", UsageError, "leaves a host of made-up partly empty: 4 ranks share one; give 4 or 8"),
+    ("8", [], "one-host.toml", ConfigError, '8 ranks are more than the 4 of machine made-up, whose last level is "host"'),
     ("4", [], "dgx-a10", MissingError, 'did you mean "dgx-a100"'),
     ("4", [], "nowhere.toml", MissingError, "expected a machine file"),
     ("4", ["mesh.site=2"], "made-up.toml", ConfigError, "plan does not know runs with mesh.site"),

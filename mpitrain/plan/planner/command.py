@@ -10,7 +10,7 @@ from pathlib import Path
 from mpitrain.backend import keep_freed_memory
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError, UsageError
-from mpitrain.machines.machine import MachineFile, load_machine
+from mpitrain.machines.machine import MachineFile, check_ranks, load_machine
 from mpitrain.plan.memory_lines import table
 from mpitrain.plan.planner.problem import Problem
 from mpitrain.plan.planner.result import HEADS, as_json, rests_on, table_of
@@ -33,6 +33,7 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
         raise UsageError(f"--json takes a file to write, in a folder that is there; found {json_file}")
     found = load_machine(machine)
     refuse_halves(counts, found)
+    check_ranks(found, max(counts))
     keep_freed_memory()                      # the pool of this process counts bytes of arrays
     problem = Problem(load_config(path, list(overrides)), found)
     start = f"python -m mpitrain train {path} {' '.join(overrides)}".rstrip()
