@@ -33,7 +33,7 @@ class Memory(Observer):
         self.job, self.words = job, words
         self.device_pool = _device_pool(job)
         self.swing = Swing(pool_in_use() if self.device_pool is None else self.device_pool)
-        self.n_watched = 0
+        self.n_watched, self.counting = 0, False             # whether the pools of a device count, as they do within a step
         self.uses: list[tuple[int, Use]] = []                # all ranks' pairs, once the run is over
 
     def begin(self, run: Watched) -> None:
@@ -44,6 +44,7 @@ class Memory(Observer):
             if self.n_watched >= WATCHED:
                 return
             self.device_pool.__enter__()
+            self.counting = True
         self.swing.begin(self.job.trainer.pipeline.sent_bytes)
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
@@ -51,8 +52,14 @@ class Memory(Observer):
             if self.n_watched >= WATCHED:
                 return
             self.n_watched += 1
-            self.device_pool.__exit__()
+            self.close()
         self.swing.end(self.job.trainer.pipeline.sent_bytes)
+
+    def close(self) -> None:
+        """After a step that has failed, too: the next run of this process, such as a trial of a study, counts by itself."""
+        if self.counting and self.device_pool is not None:
+            self.device_pool.__exit__()
+            self.counting = False
 
     def finish(self, step: int) -> Mapping[str, Any]:
         if step < self.run.plan.steps:
