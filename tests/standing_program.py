@@ -1,10 +1,10 @@
 """Ranks that run one command of mpitrain after another, each as `mpirun -n N python -m mpitrain` would: see standing.py.
 
-    mpirun -n 2 python standing_program.py FOLDER
+    mpirun -n 2 python standing_program.py FOLDER [device]
 
-Each rank reads lines of JSON from the pipe FOLDER/RANK: {"words": [...], "folder": where to run, "out": file, "err": file}. It
-writes a line with the exit code to the pipe FOLDER/done. A command that all ranks refuse alike leaves its one line; a rank that
-fails by itself ends the job, as ever.
+Each rank reads lines of JSON from the pipe FOLDER/RANK: {"words": [...], "folder": where to run, "out": file, "err": file,
+"bus": $MPITRAIN_FAKE_BUS or null}. It writes a line with the exit code to the pipe FOLDER/done. A command that all ranks refuse
+alike leaves its one line; a rank that fails by itself ends the job, as ever.
 """
 
 from __future__ import annotations
@@ -106,6 +106,10 @@ def forget(path: list[str]) -> None:
 
 
 def main() -> int:
+    if "device" in sys.argv:
+        sys.path.insert(0, str(Path(__file__).parent / "train"))
+        from device_program import with_stand_in
+        with_stand_in()
     world = start().comm
     know_the_digits()
     with open(Path(sys.argv[1]) / str(world.rank)) as asked, open(Path(sys.argv[1]) / "done", "w") as done:
@@ -113,6 +117,8 @@ def main() -> int:
             command: dict[str, Any] = json.loads(line)
             path = list(sys.path)
             os.chdir(command["folder"])
+            os.environ.pop("MPITRAIN_FAKE_BUS", None)
+            os.environ.update({"MPITRAIN_FAKE_BUS": command["bus"]} if command["bus"] else {})
             with output([command["out"], command["err"]]):
                 code = one(command["words"], world)
             os.chdir("/")

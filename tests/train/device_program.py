@@ -14,6 +14,13 @@ import fakegpu
 from mpitrain.__main__ import main
 from mpitrain.comm.messages import gpu_probe
 
-gpu_probe.CHILD = f"import fakegpu; fakegpu.instead_of_cupy(); {os.environ.get('MPITRAIN_FAKE_MPI', 'pass')}; {gpu_probe.CHILD}"
-fakegpu.instead_of_cupy()
-main()
+
+def with_stand_in() -> None:
+    first = os.environ.get("MPITRAIN_FAKE_MPI", "pass")
+    gpu_probe.CHILD = f"import fakegpu; fakegpu.instead_of_cupy(); {first}; {gpu_probe.CHILD}"
+    fakegpu.instead_of_cupy()
+
+
+if __name__ == "__main__":
+    with_stand_in()
+    main()

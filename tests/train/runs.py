@@ -9,6 +9,8 @@ from typing import Any
 
 from launch import Job, Result, launch, mpirun
 
+from mpitrain.cli import main
+
 SMALL = """
 [model]
 name = "mlp"
@@ -64,7 +66,7 @@ progress_s = 0
 def write_tokens(folder: Path) -> None:
     """The data of GPT."""
     (folder / "text.txt").write_text("the quick brown fox jumps over it " * 40)
-    ok(mpirun(1, "-m", "mpitrain", "data", "import", "text", "text.txt", "--out", "tokens", cwd=folder))
+    main(["data", "import", "text", str(folder / "text.txt"), "--out", str(folder / "tokens")])
 
 
 def write(folder: Path, text: str = SMALL, name: str = "run.toml") -> Path:

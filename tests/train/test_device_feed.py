@@ -11,8 +11,8 @@ import h5py
 import numpy as np
 import pytest
 from device_counts import counted
-from launch import mpirun
-from runs import lines, steps, train, write
+from runs import lines, steps, write
+from standing import ON_DEVICE, mpirun, train
 
 from mpitrain import nn
 from mpitrain.backend import Device, namespace
@@ -25,7 +25,6 @@ from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.train.build.assembly import assemble
 from mpitrain.train.build.inputs import Inputs, open_data
 
-PROGRAM = Path(__file__).with_name("device_program.py")
 IMAGES = """
 [model]
 name = "own.py:make"
@@ -71,7 +70,7 @@ def test_a_run_on_bytes_that_a_device_makes_numbers_of_and_augments_has_the_loss
     (tmp_path / "own.py").write_text(OWN)
     config = write(tmp_path, IMAGES)
     assert train(1, config, "run.out=cpu").rc == 0
-    result = mpirun(n, PROGRAM, "train", config, "train.device=gpu", f"train.graph={graph}", "run.out=gpu", cwd=tmp_path)
+    result = mpirun(n, ON_DEVICE, "train", config, "train.device=gpu", f"train.graph={graph}", "run.out=gpu", cwd=tmp_path)
     assert result.rc == 0, result.err
     on_host, on_device = ([line["loss"] for line in lines(tmp_path / name)] for name in ("cpu", "gpu"))
     assert len(on_host) > len(steps(tmp_path / "cpu")) == 7, "no evaluation"

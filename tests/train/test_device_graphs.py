@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launch import mpirun
 from runs import GPT, SMALL, record, steps, write, write_tokens
+from standing import ON_DEVICE, mpirun
 
-PROGRAM = Path(__file__).with_name("device_program.py")
 SHORT = "train.device=gpu", "train.steps=9", "train.batch_size=30", "train.eval_every=4"
 DROPPING = "train.device=gpu", "train.steps=7", "train.batch_size=6", "train.eval_every=0", "model.dropout=0.2"
 TWICE = """
@@ -37,7 +36,7 @@ def test_a_captured_run_has_the_bits_of_the_same_run_uncaptured(tmp_path: Path, 
     Two ranks exchange several buckets in each step."""
     config, more = write(tmp_path), (f"model.activation={activation}", f"train.micro_batches={micro_batches}")
     for name in ("on", "off"):
-        result = mpirun(n, PROGRAM, "train", config, *SHORT, *more, f"train.graph={name}", f"run.out={name}",
+        result = mpirun(n, ON_DEVICE, "train", config, *SHORT, *more, f"train.graph={name}", f"run.out={name}",
                         "comm.bucket_mb=0.001", cwd=tmp_path)
         assert result.rc == 0, result.err
     assert [line["loss"] for line in steps(tmp_path / "on")] == [line["loss"] for line in steps(tmp_path / "off")]
@@ -52,12 +51,12 @@ def test_a_captured_run_drops_what_the_same_run_uncaptured_drops(tmp_path: Path)
     config = write(tmp_path, GPT)
     runs = {name: (f"train.graph={name}", "train.micro_batches=3") for name in ("on", "off")}
     for name, more in {**runs, "without": (*runs["on"], "model.dropout=0.0")}.items():
-        result = mpirun(1, PROGRAM, "train", config, *DROPPING, *more, f"run.out={name}", cwd=tmp_path)
+        result = mpirun(1, ON_DEVICE, "train", config, *DROPPING, *more, f"run.out={name}", cwd=tmp_path)
         assert result.rc == 0, result.err
     losses = {path.name: [line["loss"] for line in steps(path)] for path in (tmp_path / name for name in (*runs, "without"))}
     assert losses["on"] == losses["off"] != losses["without"]
     assert record(tmp_path / "on")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
-    result = mpirun(1, PROGRAM, "train", config, *DROPPING, "train.graph=on", "train.recompute=true", cwd=tmp_path)
+    result = mpirun(1, ON_DEVICE, "train", config, *DROPPING, "train.graph=on", "train.recompute=true", cwd=tmp_path)
     assert result.rc == 78 and "blocks are computed again" in result.error_lines[0] and "train.graph" in result.error_lines[0]
 
 
@@ -66,7 +65,7 @@ def test_a_layer_of_the_users_that_drops_or_draws_slopes_is_captured(tmp_path: P
     (tmp_path / "net.py").write_text(TWICE)
     config = write(tmp_path, '[model]\nname = "net.py:make"\ndropout = 0.1\n' + SMALL[SMALL.index("[data]"):])
     for name in ("on", "off"):
-        result = mpirun(1, PROGRAM, "train", config, *SHORT, "train.micro_batches=3", f"train.graph={name}", f"run.out={name}",
+        result = mpirun(1, ON_DEVICE, "train", config, *SHORT, "train.micro_batches=3", f"train.graph={name}", f"run.out={name}",
                         cwd=tmp_path)
         assert result.rc == 0, result.err
     assert [line["loss"] for line in steps(tmp_path / "on")] == [line["loss"] for line in steps(tmp_path / "off")]
@@ -85,10 +84,10 @@ def make():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), Scaled(), nn.Linear(16, 10))
 """)
     config = write(tmp_path, '[model]\nname = "net.py:make"\n' + SMALL[SMALL.index("[data]"):])
-    result = mpirun(1, PROGRAM, "train", config, *SHORT, "train.graph=on", cwd=tmp_path)
+    result = mpirun(1, ON_DEVICE, "train", config, *SHORT, "train.graph=on", cwd=tmp_path)
     assert result.rc == 78 and "values of the host go up to the device in each step" in result.error_lines[0], result.err
     for name in ("auto", "off"):
-        result = mpirun(1, PROGRAM, "train", config, *SHORT, f"train.graph={name}", f"run.out={name}", cwd=tmp_path)
+        result = mpirun(1, ON_DEVICE, "train", config, *SHORT, f"train.graph={name}", f"run.out={name}", cwd=tmp_path)
         assert result.rc == 0, result.err
     assert record(tmp_path / "auto")["parameters_sha256"] == record(tmp_path / "off")["parameters_sha256"]
 
@@ -97,5 +96,5 @@ def test_graphs_are_for_devices_and_for_whole_models(tmp_path: Path) -> None:
     config = write(tmp_path)
     on_host = mpirun(1, "-m", "mpitrain", "train", config, "train.graph=on", "train.device=cpu", cwd=tmp_path)
     assert on_host.rc == 78 and 'train.graph = "on" captures graphs of train.device = "gpu"' in on_host.error_lines[0]
-    together = mpirun(2, PROGRAM, "train", config, "train.device=gpu", "train.graph=on", "mesh.pp=2", cwd=tmp_path)
+    together = mpirun(2, ON_DEVICE, "train", config, "train.device=gpu", "train.graph=on", "mesh.pp=2", cwd=tmp_path)
     assert together.rc == 78 and "the model is cut into 2 stages" in together.error_lines[0], together.err

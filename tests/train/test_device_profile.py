@@ -11,8 +11,8 @@ import fakecuda
 import fakegpu
 import pytest
 from device_counts import counted
-from launch import mpirun
-from runs import train, write
+from runs import write
+from standing import ON_DEVICE, mpirun, train
 
 from mpitrain import models
 from mpitrain.backend import Device, namespace
@@ -23,7 +23,6 @@ from mpitrain.parallel.gradients.timeline import KEPT, StepTimes
 from mpitrain.train.observers.device_spans import DeviceSpans
 from mpitrain.train.trainer import UPDATE
 
-PROGRAM = Path(__file__).with_name("device_program.py")
 DEVICE = Device("gpu", fakegpu.xp)
 
 
@@ -42,7 +41,7 @@ def test_a_run_on_the_device_has_the_spans_of_the_host_and_its_launches_beside_t
     config = write(tmp_path)
     more = "train.steps=6", "train.micro_batches=3", "train.eval_every=3", "--profile"
     assert train(1, config, *more, "run.out=cpu").rc == 0
-    result = mpirun(1, PROGRAM, "train", config, *more, "train.device=gpu", "train.graph=off", "run.out=gpu", cwd=tmp_path)
+    result = mpirun(1, ON_DEVICE, "train", config, *more, "train.device=gpu", "train.graph=off", "run.out=gpu", cwd=tmp_path)
     assert result.rc == 0, result.err
     host, device = rows_of(tmp_path / "cpu"), rows_of(tmp_path / "gpu")
     for row in ("compute", "optimizer", "evaluation"):
@@ -137,8 +136,8 @@ def test_buckets_have_the_times_at_which_the_device_wrote_them_and_had_them_back
 @pytest.mark.slow
 def test_a_trace_of_two_ranks_has_buckets_that_begin_and_end_in_the_devices_time(tmp_path: Path) -> None:
     """The stand-in does all at once: a bucket's messages leave and it is back within its step."""
-    result = mpirun(2, PROGRAM, "train", write(tmp_path), "train.steps=4", "--profile", "train.device=gpu", "comm.algorithm=ring",
-                    "comm.wire_dtype=bfloat16", "run.out=gpu", cwd=tmp_path)
+    result = mpirun(2, ON_DEVICE, "train", write(tmp_path), "train.steps=4", "--profile", "train.device=gpu",
+                    "comm.algorithm=ring", "comm.wire_dtype=bfloat16", "run.out=gpu", cwd=tmp_path)
     assert result.rc == 0, result.err
     events = [e for e in json.loads((tmp_path / "gpu" / "trace.json").read_text())["traceEvents"] if e["pid"] == 0]
     steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["name"].startswith("step")]
