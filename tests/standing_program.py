@@ -10,8 +10,6 @@ alike leaves its one line; a rank that fails by itself ends the job, as ever.
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import gc
 import json
 import math
@@ -22,14 +20,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import examined
+
 from mpitrain.cli import main as command_line
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.failure import describe
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.start import start
-from mpitrain.data import is_file
 from mpitrain.registry import OWN_FILE
-from mpitrain.run import session
 from mpitrain.verbs import train
 
 ALIKE_S = 5.0                    # for what all ranks refuse alike; who does not has not refused it
@@ -78,22 +76,6 @@ def all_come(world: Any, seconds: float) -> bool:
     return bool(there)
 
 
-def know_the_digits() -> None:
-    """What the built-in data are is found out once, as that takes a process with h5py, which starts for other data alone."""
-    examined = session.describe_files
-
-    @functools.cache
-    def digits(*given: Any) -> dict[str, Any]:
-        return examined("digits", given[0], Path(), *given[1:-1], series=given[-1])
-
-    def described(path: str, validation: Any, folder: Path, x: Any, y: str, started: Any = None, *, predictions: str = "",
-                  series: bool = False) -> dict[str, Any]:
-        if path != "digits" or predictions or is_file(validation):
-            return examined(path, validation, folder, x, y, started, predictions=predictions, series=series)
-        return copy.deepcopy(digits(validation, x, y, series))
-    session.describe_files, train.start_parser = described, lambda: None        # type: ignore[assignment, return-value]
-
-
 def forget(path: list[str]) -> None:
     """The next command imports its own files: those of users are known by their paths, and those beside them by their names."""
     beside = [folder for folder in sys.path if folder not in path]
@@ -111,7 +93,8 @@ def main() -> int:
         from device_program import with_stand_in
         with_stand_in()
     world = start().comm
-    know_the_digits()
+    examined.once(built_in=True)
+    train.start_parser = lambda: None                        # type: ignore[assignment, return-value]
     with open(Path(sys.argv[1]) / str(world.rank)) as asked, open(Path(sys.argv[1]) / "done", "w") as done:
         for line in asked:
             command: dict[str, Any] = json.loads(line)

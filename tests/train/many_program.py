@@ -15,10 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mpitrain import MpitrainError, Process, Run, load_config, start
-from mpitrain.config import load_run
-from mpitrain.run.saved_run import SavedRun
-from mpitrain.run.session import before_mpi, look_at_files
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import examined  # noqa: E402
+
+from mpitrain import MpitrainError, Process, Run, load_config, start  # noqa: E402
+from mpitrain.config import load_run  # noqa: E402
+from mpitrain.run.saved_run import SavedRun  # noqa: E402
+from mpitrain.run.session import before_mpi, look_at_files  # noqa: E402
 
 process = Process()
 
@@ -41,6 +45,7 @@ def configured(words: list[str]) -> Any:
 
 def main() -> int:
     asked = json.loads(sys.argv[1])
+    examined.once(built_in=False)
     looked = [None if words[0] == "evaluate" else before_mpi(partial(look_at_files, configured(words))) for _, *words in asked]
     world = start().comm
     for (n, *words), files in zip(asked, looked):
