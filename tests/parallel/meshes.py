@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from itertools import product
@@ -19,6 +20,13 @@ from mpitrain.train.build.inputs import Inputs
 BATCH = 16
 LENGTH = 12
 ROWS = 96
+
+
+def come_together(comm: Any) -> None:
+    """A barrier in which ranks leave the cores to those that are still to come, which compute meanwhile."""
+    everyone = comm.Ibarrier()
+    while not everyone.Test():
+        time.sleep(0.001)
 
 
 def factorisations(n: int) -> list[dict[str, int]]:
