@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import json
 
-STUDY = """
-[model]
-name = "mlp"
-inputs = 64
-hidden = [16]
-outputs = 10
-[data]
-path = "digits"
-transform = ["standardise"]
-validation = "tail:0.2"
+from runs import DIGITS
+
+HELD_OUT = DIGITS + 'validation = "tail:0.2"\n'
+STUDY = HELD_OUT + """
 [optimizer]
 name = "sgd"
 lr = 0.05

@@ -12,7 +12,7 @@ import pytest
 from launch import mpirun as started
 from runs import record
 from standing import mpirun
-from studies import journal
+from studies import HELD_OUT, journal
 from test_resumed_studies import killed_after
 
 from mpitrain.errors import ConfigError
@@ -29,16 +29,7 @@ every = 1
 quantile = 0.5
 [space]
 "optimizer.lr" = {log = [3e-3, 0.3]}
-"optimizer.weight_decay" = {choices = [0.0, 1e-3, 1e-2]}
-[model]
-name = "mlp"
-inputs = 64
-hidden = [16]
-outputs = 10
-[data]
-path = "digits"
-transform = ["standardise"]
-validation = "tail:0.2"
+"optimizer.weight_decay" = {choices = [0.0, 1e-3, 1e-2]}""" + HELD_OUT + """
 [optimizer]
 name = "sgd"
 momentum = 0.9

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from runs import many, ok, record, steps, train, write
+from runs import DIGITS, many, ok, record, steps, train, write
 
 from mpitrain.checkpoint import store
 from mpitrain.config import load_config
@@ -20,15 +20,7 @@ from mpitrain.schedules.arrivals import Clock, Pace
 from mpitrain.train.build.inputs import open_data
 from mpitrain.train.build.paced import PacedFederation
 
-FEDERATION = """
-[model]
-name = "mlp"
-inputs = 64
-hidden = [16]
-outputs = 10
-[data]
-path = "digits"
-transform = ["standardise"]
+FEDERATION = DIGITS + """
 [optimizer]
 name = "sgd"
 lr = 0.05
