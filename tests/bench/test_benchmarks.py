@@ -59,7 +59,7 @@ def test_bytes_of_a_rank_are_those_of_the_formula(tmp_path: Path) -> None:
 
 def test_ranks_with_slices_train_a_larger_model_than_one(tmp_path: Path) -> None:
     """A small limit, where blocks and buckets weigh more: the bar is for the benchmark's own."""
-    records, out = run(tmp_path, 0, "largest_model.py", "--limit-mb", "60", "--width", "64", "--ranks", "2", "--bar", "1.4")
+    records, out = run(tmp_path, 0, "largest_model.py", "--limit-mb", "40", "--width", "128", "--ranks", "2", "--bar", "1.4")
     tried = [record for record in records if "grown_bytes" in record]
     assert {record["way"] for record in tried} == {"plain", "sharded"}
     assert records[-1]["ratio"] >= 1.4 and f"{records[-1]['ratio']:.2f} times as many (bar 1.4)" in out
