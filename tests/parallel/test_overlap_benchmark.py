@@ -10,6 +10,8 @@ import sys
 import pytest
 from launch import ROOT, clean_environment, mpirun
 
+pytestmark = pytest.mark.slow                                  # as tests of the other scripts are
+
 
 def test_it_writes_what_it_measured_and_hidden_and_share_follow_from_it(tmp_path):
     result = mpirun(2, ROOT / "benchmarks/overlap.py", "--model", "mlp", "--batch", "4", "--rounds", "1", "--bucket-mb", "auto",

@@ -76,7 +76,7 @@ def test_runs_one_after_another_have_the_bits_of_separate_processes(tmp_path, n)
     assert len((tmp_path / "a/metrics.jsonl").read_text().splitlines()) == 10
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_runs_side_by_side_have_the_bits_of_runs_alone(tmp_path, n):
     result = run_program(n, tmp_path, f"half = world.rank // {n // 2}", "part = world.Split(half, world.rank)",
                          f"one(part, *(('a', *{FIRST}), ('b', *{SECOND}))[half])")
@@ -85,7 +85,7 @@ def test_runs_side_by_side_have_the_bits_of_runs_alone(tmp_path, n):
     assert found(tmp_path, "b")[0] == alone(n // 2, tmp_path, "d", *SECOND)
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_run_that_fails_alike_leaves_the_others_alone(tmp_path, n):
     result = run_program(n, tmp_path, f"half = world.rank // {n // 2}", "part = world.Split(half, world.rank)",
                          f"one(part, *(('a', *{FIRST}), ('b', 'optimizer.name=adamx'))[half])",
