@@ -67,6 +67,9 @@ def databases() -> Any:
         sys.modules["expecttest"] = stand_in
     import torch
     import torch.testing._internal.common_methods_invocations  # noqa: F401
+    # The databases seed for each sample. Without a GPU PyTorch's own function formats the stack for three kinds of device that
+    # may come later: half of the seconds of all samples under a profiler, a quarter without.
+    torch.manual_seed = lambda seed: torch.default_generator.manual_seed(int(seed))
     return torch
 
 
