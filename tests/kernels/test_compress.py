@@ -34,6 +34,17 @@ def bounds_of(sizes: list[int], block: int) -> np.ndarray:
     return np.concatenate([*(np.arange(a, b, block) for a, b in zip(ends, ends[1:])), ends[-1:]]).astype(np.int64)
 
 
+def nearest_bfloat16(x: np.ndarray) -> np.ndarray:
+    """The nearest of the numbers with 16 bits less, ties to even, from those below and above in float64."""
+    below = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        above = (below.view(np.uint32) + np.uint32(0x10000)).view(np.float32)
+        step = np.where(np.isfinite(above), above, np.copysign(np.float64(2.0 ** 128), x)).astype(float)
+        middle = (below.astype(float) + step) / 2
+        up = (np.abs(x) > np.abs(middle)) | ((x == middle) & (below.view(np.uint32) >> 16 & 1 == 1))
+    return np.where(np.isfinite(x), np.where(up, above, below), x)
+
+
 def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
     """To the bit; where float32 are NaN, their payload is free."""
     if a is None or b is None or a.tobytes() == b.tobytes():
@@ -136,21 +147,24 @@ def test_the_largest_are_those_of_a_full_sort_with_ties_by_place(sizes: list[int
                  for start, stop, count in zip(bounds, bounds[1:], counts)]
         expected = np.concatenate([np.zeros(0, np.int64), *order])
         for run in (compress.version_of, compress.REFERENCE.__getitem__):
-            sent, places = np.empty(counts.sum(), np.float32), np.empty(counts.sum(), np.uint16)
+            sent, places = np.empty(counts.sum(), np.uint16), np.empty(counts.sum(), np.uint16)
             left = None if error is None else error.copy()
             run("topk_encode")(values, left, bounds, counts, sent, places)
             assert (np.repeat(bounds[:-1], counts) + places == expected).all(), case
-            assert same(sent, a[expected]), case
-            rest = a.copy()
-            rest[expected] = 0
+            near, arrived = nearest_bfloat16(a), np.zeros_like(a)
+            arrived[expected] = near[expected]
+            assert same((sent.astype(np.uint32) << 16).view(np.float32), near[expected]), case
             for start, stop in zip(bounds, bounds[1:]) if left is not None and error is not None else ():
-                kept = rest if np.isfinite(a[start:stop]).all() else error
-                assert same(left[start:stop], kept[start:stop]), case
+                if not np.isfinite(near[start:stop]).all():
+                    assert same(left[start:stop], error[start:stop]), case
+                    continue
+                assert (left[start:stop].astype(float) + arrived[start:stop] == a[start:stop]).all(), case
+                assert (arrived[start:stop] + left[start:stop] == a[start:stop]).all(), case
             total = np.ones_like(values)
             run("topk_add")(sent, places, bounds, counts, total)
             one = np.ones_like(values)
             with np.errstate(invalid="ignore"):
-                one[expected] += a[expected]
+                one += arrived
             assert same(total, one), case
 
 
@@ -164,7 +178,7 @@ def test_bounds_and_places_that_lie_outside_are_refused() -> None:
     with pytest.raises(IndexError, match="an index lies outside"):
         encode(np.ones(5000, np.float32), None, np.array([0, 5000], np.int64), scales[:1], np.empty(5000, np.uint8))
     with pytest.raises(IndexError, match="an index lies outside"):
-        add(np.ones(2, np.float32), np.array([3, 300], np.uint16), bounds, np.array([1, 1], np.int64), x)
+        add(np.ones(2, np.uint16), np.array([3, 300], np.uint16), bounds, np.array([1, 1], np.int64), x)
     with pytest.raises(TypeError, match="another dtype"):
         encode(x.astype(np.float64), None, bounds, scales, q)
     with pytest.raises(ValueError, match="with gaps"):

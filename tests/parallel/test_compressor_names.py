@@ -34,7 +34,7 @@ def test_a_share_that_saves_nothing_between_so_many_workers_is_said() -> None:
     assert make_compressor("topk:0.01")(pieces, 100).notes == []
     assert make_compressor("topk:0.02")(pieces, 100).notes == [
         "topk:0.02 between 100 workers sends no less than dense gradients, as each message goes to all others; a share below "
-        "0.013 does"]
+        "0.02 does"]
 
 
 def test_own_classes_are_found_beside_the_config_file(tmp_path: Path) -> None:
