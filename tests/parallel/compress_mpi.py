@@ -226,6 +226,22 @@ def test_without_feedback_nothing_is_kept(connect: Any, comm: Any) -> None:
     assert not model.sum.flat and model.sum.state_bytes == 0
 
 
+def test_a_warm_up_sends_more_at_first_from_the_same_residuals(connect: Any, comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank has nobody to exchange with")
+    model = Model(connect(), make_compressor("topk:0.05"), 20_000, after=1, warmup=4)
+    wide, half, last = (Simulated(make_compressor(f"topk:{share}"), model.layout, comm.size) for share in (0.2, 0.1, 0.05))
+    wide.states = half.states = last.states
+    sent = []
+    for step, simulated in enumerate((None, wide, wide, half, half, last)):
+        gradients = [gradient_of(rank, step, model.layout) for rank in range(comm.size)]
+        before, found = model.sum.meter.sent, model.one_step(gradients[comm.rank])
+        sent.append(model.sum.meter.sent - before)
+        if simulated is not None:
+            assert found.tobytes() == simulated.sum(gradients).tobytes(), step
+    assert sent[1] == sent[2] > 1.8 * sent[3] > 3 * sent[5] and sent[5] == model.sum.coded_bytes
+
+
 def test_backward_starts_compressed_buckets_and_moves_them(connect: Any, comm: Any) -> None:
     """Through the autograd engine; all buffers come back."""
     if comm.size == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -47,6 +47,10 @@ class TopK(Gathered):
             raise ConfigError(f"{argument} of a block of {BLOCK} elements is less than one, and parameters would never send; "
                               f"take {1 / BLOCK:.6f} or more")
         return {"share": found}
+
+    @classmethod
+    def wider(cls, options: Mapping[str, Any], times: int) -> dict[str, Any]:
+        return {"share": min(1.0, times * options["share"])}
 
     def nbytes(self) -> int:
         return whole(4 * self.count)
