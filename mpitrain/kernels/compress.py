@@ -47,7 +47,7 @@ def keep(error: Host | None, rest: Host, finite: Host) -> None:
         np.copyto(error, rest, where=finite)
 
 
-def _whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host, most: int, words: Host | None = None) -> Host:
+def whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host, most: int, words: Host | None = None) -> Host:
     """Whole numbers -most .. most of the size of values: the nearest, whose residual is exact (Sterbenz), or with `words`
     (uint32) up or down by chance, so that the mean is right."""
     starts, sizes = bounds[:-1] - bounds[0], np.diff(bounds)
@@ -74,11 +74,11 @@ def _decoded(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None
 
 
 def _int8_encode(values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
-    q[...] = _whole_numbers(values, error, bounds, scales, 127).view(np.uint8)
+    q[...] = whole_numbers(values, error, bounds, scales, 127).view(np.uint8)
 
 
 def _int8_draw(values: Host, error: Host | None, bounds: Host, words: Host, scales: Host, q: Host) -> None:
-    q[...] = _whole_numbers(values, error, bounds, scales, 127, words).view(np.uint8)
+    q[...] = whole_numbers(values, error, bounds, scales, 127, words).view(np.uint8)
 
 
 def _int8_decode(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
@@ -96,7 +96,7 @@ def _nibbles(bounds: Host) -> tuple[Host, Host]:
 
 
 def _int4_encode(values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
-    numbers = (_whole_numbers(values, error, bounds, scales, 7) + 8).astype(np.uint8)
+    numbers = (whole_numbers(values, error, bounds, scales, 7) + 8).astype(np.uint8)
     byte, upper = _nibbles(bounds)
     q[...] = 0x80                                 # where a block is of odd length, the last upper half is a zero
     q[byte[~upper]] |= numbers[~upper]

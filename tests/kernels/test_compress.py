@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain.backend import native
-from mpitrain.kernels import compress, lowrank
+from mpitrain.kernels import compress, digits, lowrank
 
 SIZES = ([0], [1], [7], [8], [255], [256], [257], [4095], [4096], [4097], [10000, 3, 17, 0, 256, 255, 257])
 BLOCKS = {"int8": 256, "int4": 256, "onebit": 4096, "twomeans": 256, "topk": 4096}
@@ -109,6 +109,43 @@ def test_a_whole_number_is_the_nearest_one_by_the_largest_of_its_block(name: str
         assert np.abs(values[start:stop].astype(float) - found[start:stop]).max() <= scale * (0.5 + 1e-5 * most)
     if name == "int8":
         assert (found == q.view(np.int8) * np.repeat(scales, np.diff(bounds))).all()
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("levels", [3, 5, 7, 9, 11])
+def test_levels_are_the_digits_of_words(sizes: list[int], levels: int) -> None:
+    """By Python's whole numbers, whose digits are found one after the other; C has the bits of the expressions."""
+    compiled(digits, "digits_encode")
+    bounds, half = bounds_of(sizes, 256), levels // 2
+    counts = [-(-size // digits.DIGITS[levels]) for size in np.diff(bounds)]
+    for case, (values, error) in arrays(sum(sizes)).items():
+        found = []
+        for run in (digits.version_of, digits.REFERENCE.__getitem__):
+            scales, words = np.empty(len(bounds) - 1, np.float32), np.full(sum(counts), 0xA5, np.uint32)
+            left = None if error is None else error.copy()
+            run("digits_encode")(values, left, bounds, scales, words, levels)
+            total, added = np.empty_like(values), np.ones_like(values)
+            run("digits_decode")(words, bounds, scales, total, levels, 0)
+            run("digits_decode")(words, bounds, scales, added, levels, 1)
+            found.append((scales, words, left, total, added))
+        assert all(map(same, *found)), case
+        (scales, words, left, total, _), at = found[0], 0
+        a = values if error is None else values + error
+        for start, stop, count, scale in zip(bounds, bounds[1:], counts, scales):
+            q = np.zeros(count * digits.DIGITS[levels])
+            for w in range(count):
+                word = int(words[at + w])
+                for k in range(digits.DIGITS[levels]):
+                    word, digit = divmod(word, levels)
+                    q[w + k * count] = digit - half
+                assert word == 0
+            at += count
+            block, finite = a[start:stop].astype(float), np.isfinite(scale)
+            assert same(total[start:stop], q[:stop - start].astype(np.float32) * scale) and not q[stop - start:].any()
+            assert not finite or (np.abs(block - q[:stop - start] * scale) <= scale * 0.5001 + 1e-30).all(), case
+            if left is not None and error is not None:
+                kept = left[start:stop].astype(float)
+                assert (kept + total[start:stop] == block).all() if finite else same(left[start:stop], error[start:stop]), case
 
 
 def test_one_bit_is_the_sign_and_the_mean_size_of_its_block() -> None:

@@ -20,7 +20,7 @@ from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 
 Array = np.ndarray[Any, Any]
-EXACT = ["int8", "int4", "onebit", "topk:0.05"]             # their arithmetic is the engine's own, in the order of the ranks
+EXACT = ["int8", "int4", "levels:5", "onebit", "topk:0.05"]  # their arithmetic is the engine's own, in the order of the ranks
 LINEAR = ["powersgd:2", "randomk:0.1"]                       # summed by an all-reduce, whose order depends on the ranks
 OURS = [*EXACT, *LINEAR]
 STEPS = 4

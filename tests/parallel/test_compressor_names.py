@@ -23,6 +23,8 @@ from mpitrain.parallel.compress.compressor import Piece, block_bounds, make_comp
     ("int8:4", "its one option is int8:stochastic, found :4"),
     ("int4:stochastic", "it takes no option, found :stochastic"),
     ("onebit:", "it takes no option, found :"),
+    ("levels", "expected one of 3, 5, 7, 9, 11 levels, as in levels:11, found nothing"),
+    ("levels:4", "expected one of 3, 5, 7, 9, 11 levels, as in levels:11, found 4"),
     ("int7", r'unknown compressor "int7" \(did you mean "int8"\?\); your own is "package.module:name" or "file.py:name"')])
 def test_a_wrong_compressor_is_refused_in_one_line(text: str, line: str) -> None:
     with pytest.raises(ConfigError, match=f'^comm.compress = "{text}": {line}$'):
