@@ -29,7 +29,7 @@ from mpitrain import nn, optim
 from mpitrain.autograd import Tensor, no_grad
 from mpitrain.models import MODELS
 from mpitrain.nn import FlatStorage
-from mpitrain.parallel.compress.compressor import Piece, make_compressor
+from mpitrain.parallel.compress.compressor import STAGES, Piece, make_compressor
 from mpitrain.parallel.compress.simulate import Workers
 
 WORKERS, BATCH, MOMENTUM = 4, 64, 0.9
@@ -86,16 +86,26 @@ def batches(rng: np.random.Generator, count: int) -> Iterator[Any]:
         yield np.split(order[start:start + BATCH], WORKERS)
 
 
+def stages_of(row: str, storage: FlatStorage, seed: int) -> tuple[list[Workers], int]:
+    """The workers of each stage of a warm-up and of what follows, which share their residuals; and how many steps it has."""
+    words = row.split()
+    if words[0] == "dense":
+        return [], 0
+    make, warmup = make_compressor(words[0]), int(words[words.index("warm-up") + 1]) if "warm-up" in words else 0
+    makes = [wide for times in STAGES if warmup and (wide := make.wider(times)) is not None]
+    found = [Workers(one, pieces_of(storage), WORKERS, seed=seed, feedback="without" not in words) for one in (*makes, make)]
+    for workers in found[:-1]:
+        workers.states = found[-1].states
+    return found, warmup
+
+
 def accuracy(row: str, seed: int, epochs: int, lr: float, after: int, data: tuple[Any, Any]) -> tuple[float, int]:
     """Per cent of the last 2,000 digits that are recognised, and bytes of a worker's messages in a step."""
     (x, y), train = data, 8000
     model = MODELS["lenet"](classes=10)
     storage = model.initialize(seed)
     optimizer, arena = optim.SGD(storage, lr=lr, momentum=MOMENTUM), storage.attach_gradients()
-    name, feedback = row.split()[0], "without" not in row
-    workers = None
-    if name != "dense":
-        workers = Workers(make_compressor(name), pieces_of(storage), WORKERS, seed=seed, feedback=feedback)
+    stages, warmup = stages_of(row, storage, seed)
     steps, step, rng, sent = epochs * (train // BATCH), 0, np.random.default_rng(seed), 4 * storage.size
     for _ in range(epochs):
         for parts in batches(rng, train):
@@ -105,9 +115,10 @@ def accuracy(row: str, seed: int, epochs: int, lr: float, after: int, data: tupl
                 loss = nn.LOSSES["cross_entropy"]()(model(Tensor(x[rows])), y[rows])
                 loss.backward()
                 gradients.append(arena / np.float32(BATCH))          # the loss is a sum over rows
-            if workers is None or step < after:
+            if not stages or step < after:
                 total = sum(gradients[1:], gradients[0])
             else:
+                workers = stages[min((step - after) * (len(stages) - 1) // warmup, len(stages) - 1) if warmup else -1]
                 total = workers.exchange(step, gradients)[0]
                 sent = sum(map(len, workers.messages)) // WORKERS
             arena[...] = total
