@@ -10,31 +10,11 @@
 
 #include "sixteen.h"
 #include "compress.h"
+#include "scaled.h"
 
-#define TINY 0x1p-100f              /* scales below count as 0: 1 / scale might overflow */
-#define HUGE 0x7f000000             /* 2^127: 127 scales might overflow from there on */
-#define NEAREST 0x1.8p23f           /* added, it leaves the nearest whole number in the last bits, ties to even */
+#define ROUNDS_UP 0x7f7f8000        /* from here on bfloat16 has infinity */
 
 /* ---- whole numbers with a scale ------------------------------------------------------------------------------------------ */
-
-/* The scale that travels, and 1 / scale, or 0 where all become zeros; 0: the block is not finite. */
-INLINE int scaled(i32 top, float most, float *scale, float *inverse)
-{
-    float found = float_of((u32)top) / most;
-    *inverse = 0;
-    if (top >= HUGE) { *scale = nan_(); return 0; }
-    if (found < TINY) { *scale = 0; return 1; }
-    *scale = found;
-    *inverse = 1 / found;
-    return 1;
-}
-
-INLINE float whole(float a, float inverse) { return (a * inverse + NEAREST) - NEAREST; }
-
-INLINE void leave(const float *restrict a, float *restrict error, float scale, float inverse, i64 size)
-{
-    if (error) for (i64 i = 0; i < size; i++) error[i] = a[i] - whole(a[i], inverse) * scale;
-}
 
 int int8_encode(const float *restrict values, float *restrict error, const i64 *bounds, float *restrict scales, u8 *restrict q,
                 i64 n, i64 blocks)
@@ -163,7 +143,7 @@ INLINE i32 bound_of(const i32 *restrict sizes, i64 size, i64 count, i32 top)
 }
 
 int topk_encode(const float *restrict values, float *restrict error, const i64 *bounds, const i64 *restrict counts,
-                float *restrict sent, u16 *restrict places, i64 n, i64 blocks, i64 total)
+                u16 *restrict sent, u16 *restrict places, i64 n, i64 blocks, i64 total)
 {
     float a[BLOCK];
     i32 sizes[BLOCK];
@@ -175,21 +155,22 @@ int topk_encode(const float *restrict values, float *restrict error, const i64 *
         for (i64 j = 0; j < size; j++) sizes[j] = (i32)(bits_of(a[j]) & SIZE);
         i32 bound = count ? bound_of(sizes, size, count, top) : SIZE;
         i64 equal = count - at_least(sizes, size, bound + 1);           /* so many of those that are equal to it, the first ones */
-        int kept = left && top < NOT_FINITE;
+        int kept = left && top < ROUNDS_UP;
         if (kept) memcpy(left, a, (size_t)size * sizeof *a);
         for (i64 j = 0; j < size && count; j++) {
             if (sizes[j] < bound || (sizes[j] == bound && equal-- <= 0)) continue;
-            sent[to] = a[j];
+            u16 near = pack_bfloat16_1(a[j]);
+            sent[to] = near;
             places[to++] = (u16)j;
             count--;
-            if (kept) left[j] = 0;
+            if (kept) left[j] = a[j] - unpack_bfloat16_1(near);
         }
         at = end;
     }
     return 0;
 }
 
-int topk_add(const float *restrict sent, const u16 *restrict places, const i64 *bounds, const i64 *restrict counts,
+int topk_add(const u16 *restrict sent, const u16 *restrict places, const i64 *bounds, const i64 *restrict counts,
              float *restrict total, i64 n, i64 blocks, i64 sums)
 {
     for (i64 i = 0, at = 0, from = 0; i < blocks; i++) {
@@ -197,7 +178,7 @@ int topk_add(const float *restrict sent, const u16 *restrict places, const i64 *
         if (end < 0 || counts[i] < 0 || from + counts[i] > sums) return 2;
         for (i64 stop = from + counts[i]; from < stop; from++) {
             if (places[from] >= end - at) return 2;
-            total[at + places[from]] += sent[from];
+            total[at + places[from]] += unpack_bfloat16_1(sent[from]);
         }
         at = end;
     }

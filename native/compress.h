@@ -5,7 +5,6 @@ typedef int8_t i8;
 typedef int32_t i32;
 
 #define BLOCK 4096
-#define NOT_FINITE 0x7f800000
 #define SIZE 0x7fffffff
 
 INLINE float nan_(void) { return float_of(0x7fc00000); }

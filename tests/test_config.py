@@ -141,8 +141,8 @@ def test_a_wrong_key_or_value_is_named_on_one_line(tmp_path, key, message):
                                  "mesh.site", "mesh.cp", "mesh.ep", "mesh.tp", "mesh.chunks", "log.every", "checkpoint.every",
                                  "checkpoint.keep", "optimizer.warmup_steps", "run.seed", "shrink.begin", "shrink.end",
                                  "shrink.every", "shrink.least", "lora.rank", "stop.patience", "average.start",
-                                 "average.every", "comm.compress_after", "workers.count", "workers.in_flight",
-                                 "workers.buffer", "workers.staleness"])
+                                 "average.every", "comm.compress_after", "comm.compress_warmup", "workers.count",
+                                 "workers.in_flight", "workers.buffer", "workers.staleness"])
 def test_no_count_is_less_than_zero(tmp_path, key):
     others = ["train.epochs=0"] if key == "train.steps" else ["train.steps=0"] if key == "train.epochs" else []
     with pytest.raises(ConfigError, match=f"{key} must be at least [01], found -1"):

@@ -151,6 +151,7 @@ class CommConfig:
     compress: str = ""                       # one of COMPRESSORS, "topk:0.01", for gradients between nodes; or "file.py:name"
     compress_feedback: bool = True           # what a message left out is added to the next one
     compress_after: int = 0                  # steps before the first compressed one
+    compress_warmup: int = 0                 # steps behind these in which a share is 4, then 2 times as large
     compress_parameters: str = ""            # the same, of the parameters that ranks with slices of them give each other
     compress_force: bool = False             # compress between all ranks, also those of one node
 

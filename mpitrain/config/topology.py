@@ -19,8 +19,9 @@ PARTITIONS: Registry[Any] = Registry("partition")
 CORRECTIONS: Registry[Any] = Registry("correction")
 ACCOUNTANTS: Registry[Any] = Registry("accountant")
 OWN = {
-    COMPRESSORS: ("parallel.compress", {"int8": "blocks:Int8", "int4": "blocks:Int4", "onebit": "blocks:TwoMeans",
-                                        "topk": "sparse:TopK", "randomk": "sparse:RandomK", "powersgd": "lowrank:PowerSGD"}),
+    COMPRESSORS: ("parallel.compress", {"int8": "blocks:Int8", "int4": "blocks:Int4", "levels": "blocks:Levels",
+                                        "onebit": "blocks:TwoMeans", "topk": "sparse:TopK", "randomk": "sparse:RandomK",
+                                        "powersgd": "lowrank:PowerSGD"}),
     OUTER: ("optim", {"average": "outer:Average", "nesterov": "outer:Nesterov", "slowmo": "outer:SlowMo",
                       "fedavgm": "outer:FedAvgM", "fedadam": "outer:FedAdam", "fedyogi": "outer:FedYogi",
                       "fedadagrad": "outer:FedAdagrad"}),

@@ -27,7 +27,8 @@ LEAST = {"train.epochs": 0, "train.steps": 0, "train.batch_size": 1, "train.micr
          "checkpoint.keep": 1, "optimizer.warmup_steps": 0, "run.seed": 0, "lora.rank": 0,
          "shrink.begin": 0, "shrink.end": 0, "shrink.every": 1, "shrink.least": 0,
          "stop.patience": 0, "average.start": 0, "average.every": 1, "data.length": 0, "data.horizon": 1,
-         "comm.compress_after": 0, "workers.count": 0, "workers.in_flight": 1, "workers.buffer": 1, "workers.staleness": 0}
+         "comm.compress_after": 0, "comm.compress_warmup": 0, "workers.count": 0, "workers.in_flight": 1, "workers.buffer": 1,
+         "workers.staleness": 0}
 NOT_NEGATIVE = ("optimizer.lr", "optimizer.clip_norm", "optimizer.weight_decay", "optimizer.min_lr", "optimizer.gamma",
                 "train.cached_mb", "train.stall_s", "train.start_s", "log.progress_s",
                 "stop.min_delta", "workers.discount", "workers.spread", "energy.cap_watts", "energy.clock_mhz",

@@ -14,13 +14,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mpitrain.kernels.library import CFunction, host
+from mpitrain.kernels.wire import pack_bfloat16, unpack_bfloat16
 
 Host: TypeAlias = np.ndarray[Any, Any]
 LANES = 32                                       # partial sums of a block
 TINY = np.float32(2.0 ** -100)                   # scales below count as 0: 1 / scale might overflow
 HUGE = np.uint32(0x7F000000)                     # 2^127 as bits: 127 scales might overflow from there on
 SUMS = np.uint32(0x7B000000)                     # 2^119: a sum of 256 numbers might overflow from there on
-NOT_FINITE = np.uint32(0x7F800000)
+ROUNDS_UP = np.uint32(0x7F7F8000)                # bfloat16 has infinity from there on
 TURNS = 4                                        # of Lloyd's algorithm
 SIZE = np.uint32(0x7FFFFFFF)                     # the bits of abs(x)
 NAN = np.float32(np.nan)
@@ -46,7 +47,7 @@ def keep(error: Host | None, rest: Host, finite: Host) -> None:
         np.copyto(error, rest, where=finite)
 
 
-def _whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host, most: int, words: Host | None = None) -> Host:
+def whole_numbers(values: Host, error: Host | None, bounds: Host, scales: Host, most: int, words: Host | None = None) -> Host:
     """Whole numbers -most .. most of the size of values: the nearest, whose residual is exact (Sterbenz), or with `words`
     (uint32) up or down by chance, so that the mean is right."""
     starts, sizes = bounds[:-1] - bounds[0], np.diff(bounds)
@@ -73,11 +74,11 @@ def _decoded(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None
 
 
 def _int8_encode(values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
-    q[...] = _whole_numbers(values, error, bounds, scales, 127).view(np.uint8)
+    q[...] = whole_numbers(values, error, bounds, scales, 127).view(np.uint8)
 
 
 def _int8_draw(values: Host, error: Host | None, bounds: Host, words: Host, scales: Host, q: Host) -> None:
-    q[...] = _whole_numbers(values, error, bounds, scales, 127, words).view(np.uint8)
+    q[...] = whole_numbers(values, error, bounds, scales, 127, words).view(np.uint8)
 
 
 def _int8_decode(q: Host, bounds: Host, scales: Host, total: Host, add: int) -> None:
@@ -95,7 +96,7 @@ def _nibbles(bounds: Host) -> tuple[Host, Host]:
 
 
 def _int4_encode(values: Host, error: Host | None, bounds: Host, scales: Host, q: Host) -> None:
-    numbers = (_whole_numbers(values, error, bounds, scales, 7) + 8).astype(np.uint8)
+    numbers = (whole_numbers(values, error, bounds, scales, 7) + 8).astype(np.uint8)
     byte, upper = _nibbles(bounds)
     q[...] = 0x80                                 # where a block is of odd length, the last upper half is a zero
     q[byte[~upper]] |= numbers[~upper]
@@ -192,22 +193,29 @@ def _twomeans_decode(q: Host, bounds: Host, means: Host, total: Host, add: int) 
 
 
 def _topk_encode(values: Host, error: Host | None, bounds: Host, counts: Host, sent: Host, places: Host) -> None:
-    """Of block i the counts[i] largest in size, in the order of their places there; of equal ones the first."""
+    """Of block i the counts[i] largest in size as bfloat16, in the order of their places there; of equal ones the first. What
+    rounding leaves is exact."""
     starts, sizes, a = bounds[:-1] - bounds[0], np.diff(bounds), sum_of(values, error)
     size, rest, at = bits_of_size(a).astype(np.int64), a.copy(), 0
     for start, length, count in zip(starts, sizes, counts):
         key = size[start:start + length] << 32 | (length - 1 - np.arange(length))
         chosen = np.sort(np.argpartition(key, length - count)[length - count:]) if count < length else np.arange(length)
-        sent[at:at + count], places[at:at + count] = a[start + chosen], chosen
-        rest[start + chosen] = 0
+        near = np.empty(count, np.float32)
+        pack_bfloat16(a[start + chosen], sent[at:at + count])
+        unpack_bfloat16(sent[at:at + count], near)
+        places[at:at + count] = chosen
+        with np.errstate(over="ignore", invalid="ignore"):
+            rest[start + chosen] -= near
         at += int(count)
-    keep(error, rest, np.repeat(top_of(a, starts) < NOT_FINITE, sizes))
+    keep(error, rest, np.repeat(top_of(a, starts) < ROUNDS_UP, sizes))
 
 
 def _topk_add(sent: Host, places: Host, bounds: Host, counts: Host, total: Host) -> None:
     """Adds what travelled to `total`. No place occurs twice."""
     with np.errstate(over="ignore", invalid="ignore"):
-        total[np.repeat(bounds[:-1] - bounds[0], counts) + places] += sent
+        near = np.empty(len(sent), np.float32)
+        unpack_bfloat16(sent, near)
+        total[np.repeat(bounds[:-1] - bounds[0], counts) + places] += near
 
 
 REFERENCE = {"int8_encode": _int8_encode, "int8_draw": _int8_draw, "int8_decode": _int8_decode,
@@ -220,7 +228,7 @@ SIGNATURES = {"int8_encode": "F:n F?!:n L:b+1 F!:b B!:n in ib", "int8_decode": "
               "int8_draw": "F:n F?!:n L:b+1 U:n F!:b B!:n in ib",
               "int4_encode": ENCODE, "int4_decode": DECODE, "onebit_encode": ENCODE, "onebit_decode": DECODE,
               "twomeans_encode": "F:n F?!:n L:b+1 F!:b2 B!:q in ib iq", "twomeans_decode": "B:q L:b+1 F:b2 F!:n in ib iq i",
-              "topk_encode": "F:n F?!:n L:b+1 L:b F!:k H!:k in ib ik", "topk_add": "F:k H:k L:b+1 L:b F!:n in ib ik"}
+              "topk_encode": "F:n F?!:n L:b+1 L:b H!:k H!:k in ib ik", "topk_add": "H:k H:k L:b+1 L:b F!:n in ib ik"}
 
 
 @cache

@@ -9,7 +9,7 @@ from mpitrain.comm.messages.prepare import make_plan
 from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.config import Config
 from mpitrain.parallel.compress.check import check_compressor
-from mpitrain.parallel.compress.compressor import Compressor, Make, make_compressor
+from mpitrain.parallel.compress.compressor import STAGES, Compressor, Make, make_compressor
 from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.parallel.compress.programs import program_of
 from mpitrain.placement.place import Placement
@@ -92,6 +92,10 @@ def compression_lines(config: Config, stages: Sequence[Placement]) -> Iterator[s
     where = "" if config.comm.compress_force else ", on nodes of their own; on one node it has no effect"
     yield (f"gradients as {make.text} between {n} workers{where}: {largest.sent:,} bytes of a rank and step instead of "
            f"{largest.dense:,}; {largest.kept / MIB:.2f} MiB of state")
+    wider = [make.wider(times) for times in STAGES] if config.comm.compress_warmup else []
+    for part, wide in enumerate(filter(None, wider)):
+        sent = max(cost_of(config, p, wide, n, config.comm.compress_feedback).sent for p in stages)
+        yield f"  {sent:,} bytes in part {part + 1} of {len(wider)} of the {config.comm.compress_warmup} steps of its warm-up"
     if make.kind == "gathered":
         message = largest.sent / (n - 1)                      # of one worker, which goes to all others
         size = 4 * sum(s.stop - s.start for s in max(stages, key=lambda p: p.layout().size).layout().segments)

@@ -51,7 +51,7 @@ def add_arguments(parser: ArgumentParser) -> None:
                                 ("--rows", 256, "of a micro-batch"), ("--steps", 20, "how many are timed, in turns")):
         pipeline.add_argument(flag, type=int, default=number, help=f"{words} (default: %(default)s)")
     compress = verbs.add_parser("compress", help="what compressed gradients take: seconds and bytes for each byte, on one core")
-    compress.add_argument("--compressors", default="int8,int4,onebit,topk:0.01,randomk:0.1,powersgd:4",
+    compress.add_argument("--compressors", default="int8,int4,levels:11,onebit,topk:0.01,randomk:0.1,powersgd:4",
                           help="as comm.compress, with commas (default: %(default)s)")
     compress.add_argument("--elements", type=int, default=1 << 22, help="float32 numbers (default: %(default)s)")
     compress.add_argument("--repeats", type=int, default=25, help="how often each is timed (default: %(default)s)")

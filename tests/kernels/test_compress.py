@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain.backend import native
-from mpitrain.kernels import compress, lowrank
+from mpitrain.kernels import compress, digits, lowrank
 
 SIZES = ([0], [1], [7], [8], [255], [256], [257], [4095], [4096], [4097], [10000, 3, 17, 0, 256, 255, 257])
 BLOCKS = {"int8": 256, "int4": 256, "onebit": 4096, "twomeans": 256, "topk": 4096}
@@ -32,6 +32,17 @@ def arrays(size: int) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
 def bounds_of(sizes: list[int], block: int) -> np.ndarray:
     ends = np.cumsum([0, *sizes])
     return np.concatenate([*(np.arange(a, b, block) for a, b in zip(ends, ends[1:])), ends[-1:]]).astype(np.int64)
+
+
+def nearest_bfloat16(x: np.ndarray) -> np.ndarray:
+    """The nearest of the numbers with 16 bits less, ties to even, from those below and above in float64."""
+    below = (x.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        above = (below.view(np.uint32) + np.uint32(0x10000)).view(np.float32)
+        step = np.where(np.isfinite(above), above, np.copysign(np.float64(2.0 ** 128), x)).astype(float)
+        middle = (below.astype(float) + step) / 2
+        up = (np.abs(x) > np.abs(middle)) | ((x == middle) & (below.view(np.uint32) >> 16 & 1 == 1))
+    return np.where(np.isfinite(x), np.where(up, above, below), x)
 
 
 def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
@@ -100,6 +111,43 @@ def test_a_whole_number_is_the_nearest_one_by_the_largest_of_its_block(name: str
         assert (found == q.view(np.int8) * np.repeat(scales, np.diff(bounds))).all()
 
 
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("levels", [3, 5, 7, 9, 11])
+def test_levels_are_the_digits_of_words(sizes: list[int], levels: int) -> None:
+    """By Python's whole numbers, whose digits are found one after the other; C has the bits of the expressions."""
+    compiled(digits, "digits_encode")
+    bounds, half = bounds_of(sizes, 256), levels // 2
+    counts = [-(-size // digits.DIGITS[levels]) for size in np.diff(bounds)]
+    for case, (values, error) in arrays(sum(sizes)).items():
+        found = []
+        for run in (digits.version_of, digits.REFERENCE.__getitem__):
+            scales, words = np.empty(len(bounds) - 1, np.float32), np.full(sum(counts), 0xA5, np.uint32)
+            left = None if error is None else error.copy()
+            run("digits_encode")(values, left, bounds, scales, words, levels)
+            total, added = np.empty_like(values), np.ones_like(values)
+            run("digits_decode")(words, bounds, scales, total, levels, 0)
+            run("digits_decode")(words, bounds, scales, added, levels, 1)
+            found.append((scales, words, left, total, added))
+        assert all(map(same, *found)), case
+        (scales, words, left, total, _), at = found[0], 0
+        a = values if error is None else values + error
+        for start, stop, count, scale in zip(bounds, bounds[1:], counts, scales):
+            q = np.zeros(count * digits.DIGITS[levels])
+            for w in range(count):
+                word = int(words[at + w])
+                for k in range(digits.DIGITS[levels]):
+                    word, digit = divmod(word, levels)
+                    q[w + k * count] = digit - half
+                assert word == 0
+            at += count
+            block, finite = a[start:stop].astype(float), np.isfinite(scale)
+            assert same(total[start:stop], q[:stop - start].astype(np.float32) * scale) and not q[stop - start:].any()
+            assert not finite or (np.abs(block - q[:stop - start] * scale) <= scale * 0.5001 + 1e-30).all(), case
+            if left is not None and error is not None:
+                kept = left[start:stop].astype(float)
+                assert (kept + total[start:stop] == block).all() if finite else same(left[start:stop], error[start:stop]), case
+
+
 def test_one_bit_is_the_sign_and_the_mean_size_of_its_block() -> None:
     values, error = arrays(5000)["ordinary"]
     assert error is not None
@@ -136,21 +184,24 @@ def test_the_largest_are_those_of_a_full_sort_with_ties_by_place(sizes: list[int
                  for start, stop, count in zip(bounds, bounds[1:], counts)]
         expected = np.concatenate([np.zeros(0, np.int64), *order])
         for run in (compress.version_of, compress.REFERENCE.__getitem__):
-            sent, places = np.empty(counts.sum(), np.float32), np.empty(counts.sum(), np.uint16)
+            sent, places = np.empty(counts.sum(), np.uint16), np.empty(counts.sum(), np.uint16)
             left = None if error is None else error.copy()
             run("topk_encode")(values, left, bounds, counts, sent, places)
             assert (np.repeat(bounds[:-1], counts) + places == expected).all(), case
-            assert same(sent, a[expected]), case
-            rest = a.copy()
-            rest[expected] = 0
+            near, arrived = nearest_bfloat16(a), np.zeros_like(a)
+            arrived[expected] = near[expected]
+            assert same((sent.astype(np.uint32) << 16).view(np.float32), near[expected]), case
             for start, stop in zip(bounds, bounds[1:]) if left is not None and error is not None else ():
-                kept = rest if np.isfinite(a[start:stop]).all() else error
-                assert same(left[start:stop], kept[start:stop]), case
+                if not np.isfinite(near[start:stop]).all():
+                    assert same(left[start:stop], error[start:stop]), case
+                    continue
+                assert (left[start:stop].astype(float) + arrived[start:stop] == a[start:stop]).all(), case
+                assert (arrived[start:stop] + left[start:stop] == a[start:stop]).all(), case
             total = np.ones_like(values)
             run("topk_add")(sent, places, bounds, counts, total)
             one = np.ones_like(values)
             with np.errstate(invalid="ignore"):
-                one[expected] += a[expected]
+                one += arrived
             assert same(total, one), case
 
 
@@ -164,7 +215,7 @@ def test_bounds_and_places_that_lie_outside_are_refused() -> None:
     with pytest.raises(IndexError, match="an index lies outside"):
         encode(np.ones(5000, np.float32), None, np.array([0, 5000], np.int64), scales[:1], np.empty(5000, np.uint8))
     with pytest.raises(IndexError, match="an index lies outside"):
-        add(np.ones(2, np.float32), np.array([3, 300], np.uint16), bounds, np.array([1, 1], np.int64), x)
+        add(np.ones(2, np.uint16), np.array([3, 300], np.uint16), bounds, np.array([1, 1], np.int64), x)
     with pytest.raises(TypeError, match="another dtype"):
         encode(x.astype(np.float64), None, bounds, scales, q)
     with pytest.raises(ValueError, match="with gaps"):

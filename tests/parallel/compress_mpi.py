@@ -20,7 +20,7 @@ from mpitrain.parallel.gradients.bucket_sum import AllReduce
 from mpitrain.parallel.gradients.reducer import GradientReducer
 
 Array = np.ndarray[Any, Any]
-EXACT = ["int8", "int4", "onebit", "topk:0.05"]             # their arithmetic is the engine's own, in the order of the ranks
+EXACT = ["int8", "int4", "levels:5", "onebit", "topk:0.05"]  # their arithmetic is the engine's own, in the order of the ranks
 LINEAR = ["powersgd:2", "randomk:0.1"]                       # summed by an all-reduce, whose order depends on the ranks
 OURS = [*EXACT, *LINEAR]
 STEPS = 4
@@ -224,6 +224,22 @@ def test_without_feedback_nothing_is_kept(connect: Any, comm: Any) -> None:
         gradients = [gradient_of(rank, step, model.layout) for rank in range(comm.size)]
         assert model.one_step(gradients[comm.rank]).tobytes() == simulated.sum(gradients).tobytes()
     assert not model.sum.flat and model.sum.state_bytes == 0
+
+
+def test_a_warm_up_sends_more_at_first_from_the_same_residuals(connect: Any, comm: Any) -> None:
+    if comm.size == 1:
+        pytest.skip("one rank has nobody to exchange with")
+    model = Model(connect(), make_compressor("topk:0.05"), 20_000, after=1, warmup=4)
+    wide, half, last = (Simulated(make_compressor(f"topk:{share}"), model.layout, comm.size) for share in (0.2, 0.1, 0.05))
+    wide.states = half.states = last.states
+    sent = []
+    for step, simulated in enumerate((None, wide, wide, half, half, last)):
+        gradients = [gradient_of(rank, step, model.layout) for rank in range(comm.size)]
+        before, found = model.sum.meter.sent, model.one_step(gradients[comm.rank])
+        sent.append(model.sum.meter.sent - before)
+        if simulated is not None:
+            assert found.tobytes() == simulated.sum(gradients).tobytes(), step
+    assert sent[1] == sent[2] > 1.8 * sent[3] > 3 * sent[5] and sent[5] == model.sum.coded_bytes
 
 
 def test_backward_starts_compressed_buckets_and_moves_them(connect: Any, comm: Any) -> None:

@@ -23,6 +23,8 @@ from mpitrain.parallel.compress.compressor import Piece, block_bounds, make_comp
     ("int8:4", "its one option is int8:stochastic, found :4"),
     ("int4:stochastic", "it takes no option, found :stochastic"),
     ("onebit:", "it takes no option, found :"),
+    ("levels", "expected one of 3, 5, 7, 9, 11 levels, as in levels:11, found nothing"),
+    ("levels:4", "expected one of 3, 5, 7, 9, 11 levels, as in levels:11, found 4"),
     ("int7", r'unknown compressor "int7" \(did you mean "int8"\?\); your own is "package.module:name" or "file.py:name"')])
 def test_a_wrong_compressor_is_refused_in_one_line(text: str, line: str) -> None:
     with pytest.raises(ConfigError, match=f'^comm.compress = "{text}": {line}$'):
@@ -34,7 +36,7 @@ def test_a_share_that_saves_nothing_between_so_many_workers_is_said() -> None:
     assert make_compressor("topk:0.01")(pieces, 100).notes == []
     assert make_compressor("topk:0.02")(pieces, 100).notes == [
         "topk:0.02 between 100 workers sends no less than dense gradients, as each message goes to all others; a share below "
-        "0.013 does"]
+        "0.02 does"]
 
 
 def test_own_classes_are_found_beside_the_config_file(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ from mpitrain.parallel.compress.compressor import Compressor, Piece, make_compre
 from mpitrain.parallel.compress.lowrank import orthonormal
 from mpitrain.parallel.compress.simulate import Workers
 
-NAMES = ("int8", "int8:stochastic", "int4", "onebit", "topk:0.01", "topk:0.3", "randomk:0.1", "powersgd:1", "powersgd:4")
-EXACT = {"int8", "int4", "topk:0.01", "topk:0.3", "randomk:0.1"}
+NAMES = ("int8", "int8:stochastic", "int4", "levels:3", "levels:11", "onebit", "topk:0.01", "topk:0.3", "randomk:0.1",
+         "powersgd:1", "powersgd:4")
+EXACT = {"int8", "int4", "levels:3", "levels:11", "topk:0.01", "topk:0.3", "randomk:0.1"}
 LENGTHS = (0, 1, 2, 255, 256, 257, 4095, 4096, 4097, 9000)
 
 
@@ -247,7 +248,8 @@ def test_small_parameters_travel_dense_and_a_rank_that_saves_nothing_is_said() -
 
 def test_messages_have_the_bytes_that_are_promised() -> None:
     pieces = pieces_of((1024, 1024))
-    rates = {"int8": 0.26, "int4": 0.13, "topk:0.01": 0.0151, "powersgd:2": 0.004, "randomk:0.01": 0.0101}
+    rates = {"int8": 0.26, "int4": 0.13, "levels:11": 0.118, "levels:3": 0.055,
+             "topk:0.01": 0.0101, "powersgd:2": 0.004, "randomk:0.01": 0.0101}
     for name, rate in rates.items():
         compressor: Any = make_compressor(name)(pieces, 2)
         count = (compressor.nbytes(0, compressor.blocks) if compressor.kind == "packed" else compressor.nbytes()

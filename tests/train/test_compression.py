@@ -70,6 +70,9 @@ def config(tmp_path: Path) -> Path:
     (["comm.algorithm=mpi"], "knows numbers, not what is in a message"),
     (["comm.compress=topk:0.01", "comm.algorithm=tree"], "has no all-gather"),
     (["comm.compress_after=50"], "comm.compress_after = 50 is beyond the run, which has 50 steps"),
+    (["comm.compress_warmup=5"], 'sends a larger share at first, and comm.compress = "int8" has no share that can change'),
+    (["comm.compress=topk:0.1", "comm.compress_warmup=40", "comm.compress_after=10"],
+     "comm.compress_warmup = 40 after 10 dense steps is beyond the run, which has 50 steps: topk:0.1 would never be reached"),
     (["comm.compress=int7"], 'unknown compressor "int7"'), (["comm.compress=topk:0"], "above 0 and at most 1"),
     (["comm.compress=topk:nan"], "above 0 and at most 1"), (["comm.compress=powersgd:0"], "expected a rank"),
     (["comm.compress=mine.py:Dies2"], 'mine.py has no "Dies2"'), (["comm.compress=mine.py:Path"], "expected a subclass of"),
@@ -108,11 +111,18 @@ def test_a_run_says_what_travels_and_where_dense_would_be_faster(config: Path) -
 
 def test_the_first_steps_are_dense_where_that_is_asked_for(config: Path) -> None:
     ok(train(2, config, "run.out=dense", *FORCED[1:]))
-    ok(train(2, config, "run.out=later", "comm.compress=topk:0.05", "comm.compress_after=10", *FORCED))
+    words = ("comm.compress=topk:0.05", "comm.compress_after=10", "comm.compress_warmup=10", *FORCED)
+    done = ok(train(2, config, "run.out=later", *words))
+    assert ", 4 and 2 times the share in the first 10; its state takes" in done.out
     dense, later = (steps(config.parent / name) for name in ("dense", "later"))
     assert [line["loss"] for line in dense[:2]] == [line["loss"] for line in later[:2]]
     assert [line["compress_ratio"] > 1.5 for line in later] == [False, False, True, True, True, True]
     assert later[1]["error_norm"] == 0 and dense[-1]["loss"] != later[-1]["loss"]
+    sent = [int(line["wire_bytes"]) for line in later]
+    assert sent[2] > 1.2 * sent[3] > 1.4 * sent[4] and sent[4] == sent[5]
+    said = "\n".join(inspect(config, list(words), ranks=2))
+    assert all(f"{one:,} bytes {what}" in said for one, what in (
+        (sent[2], "in part 1 of 2 of the 10 steps of its warm-up"), (sent[3], "in part 2 of 2"), (sent[4], "of a rank and step")))
 
 
 def test_the_ratio_is_to_dense_sums_of_what_is_trained_in_these_steps(config: Path) -> None:

@@ -1,6 +1,7 @@
-"""Packed compressors: int8 and int4 with a scale for each 256 elements, and 1 bit with two values for as many.
+"""Packed compressors: int8, int4 and fewer levels with a scale for each 256 elements, and 1 bit with two values for as many.
 
     int8, int4   scale = largest size / 127 (7), q = a / scale to the nearest whole number, ties to even; the residual is exact
+    levels:11    the same with largest size / 5: 11 levels, 9 elements in 32 bits. levels:3 is ternary (Wen et al. 2017, TernGrad)
     1 bit        one of two values, each the mean of its elements: Lloyd's algorithm (1982) on the block, where 1-bit SGD has the
                  means of what is below and above 0 (Seide et al. 2014)
     signs        sign(a) mean(abs(a)), one value for 4,096: the nearest of all +-s (Karimireddy et al. 2019). For momenta, whose
@@ -17,6 +18,7 @@ import numpy as np
 from mpitrain.backend.random import stream_key
 from mpitrain.errors import ConfigError
 from mpitrain.kernels import compress as kernels
+from mpitrain.kernels import digits
 from mpitrain.kernels.random import random_words
 from mpitrain.parallel.compress.compressor import Host, Message, Packed, Piece, whole
 
@@ -92,6 +94,36 @@ class Int8(Blocks):
 
 class Int4(Blocks):
     name, bits, block, exact = "int4", 4, 256, True
+
+
+class Levels(Blocks):
+    """``levels:11``, and 3, 5, 7 or 9: for links on which 4 bits are too many, and 1 bit loses too much."""
+
+    name, bits, block, exact = "digits", 4, 256, True
+
+    def __init__(self, pieces: Sequence[Piece], n: int, *, seed: int = 0, feedback: bool = True, levels: int = 11):
+        super().__init__(pieces, n, seed=seed, feedback=feedback)
+        self.levels = levels
+
+    @classmethod
+    def options(cls, argument: str | None) -> dict[str, Any]:
+        if argument not in [str(levels) for levels in digits.DIGITS]:
+            raise ConfigError(f"expected one of {', '.join(map(str, digits.DIGITS))} levels, as in levels:11, found "
+                              f"{argument or 'nothing'}")
+        return {"levels": int(argument or 0)}
+
+    def _bytes(self, first: int, stop: int) -> int:
+        return 4 * int(digits.words_of(np.diff(self.bounds[first:stop + 1]), self.levels).sum())
+
+    def encode(self, step: int, worker: int, values: Host, error: Host | None, first: int, stop: int, message: Message) -> None:
+        scales, words = self._parts(message, first, stop)
+        message[scales.nbytes + len(words):] = 0
+        digits.version_of("digits_encode")(values, error, self.bounds[first:stop + 1], scales, words.view(np.uint32), self.levels)
+
+    def decode(self, message: Message, first: int, stop: int, total: Host, add: bool) -> None:
+        scales, words = self._parts(message, first, stop)
+        bounds = self.bounds[first:stop + 1]
+        digits.version_of("digits_decode")(words.view(np.uint32), bounds, scales, total, self.levels, int(add))
 
 
 class TwoMeans(Blocks):

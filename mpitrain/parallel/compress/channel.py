@@ -27,7 +27,7 @@ from mpitrain.comm.messages.signature import HEADER_BYTES
 from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.comm.work import Collective, Work
 from mpitrain.nn import FlatLayout, Parameter
-from mpitrain.parallel.compress.compressor import Compressor, Make, Piece, State, block_bounds
+from mpitrain.parallel.compress.compressor import STAGES, Compressor, Make, Piece, State, block_bounds
 from mpitrain.parallel.compress.exchange import Clock, CodedWork, Exchange, steps_of
 from mpitrain.parallel.compress.pieces import overlapping, pieces_of
 from mpitrain.parallel.compress.programs import cut_evenly
@@ -40,6 +40,7 @@ class Part(NamedTuple):
     start: int
     stop: int
     exchange: Exchange | None                                 # None: there is nothing to exchange
+    first: tuple[Exchange, ...] = ()                          # of the warm-up's stages, with the same state
 
 
 class Held(NamedTuple):
@@ -53,8 +54,9 @@ class Held(NamedTuple):
 class CompressedSum:
     """Every rank has the whole sum: `gradients.bucket_sum.BucketSum`. `open` it before the first step, on all ranks.
 
-    `step()` is the number of steps done; the first `after` are not compressed. With `feedback`, what a message leaves out is
-    added to the next one.
+    `step()` is the number of steps done; the first `after` are not compressed, and in the `warmup` steps behind them STAGES times
+    as much travels as `make` says, each in an equal part of them. With `feedback`, what a message leaves out is added to the next
+    one.
     """
 
     tree = None
@@ -62,9 +64,11 @@ class CompressedSum:
     rounds = 1                                                # sums of a bucket in a step
 
     def __init__(self, channel: AnyChannel, layout: FlatLayout, make: Make, *, step: Callable[[], int], seed: int = 0,
-                 feedback: bool = True, after: int = 0):
+                 feedback: bool = True, after: int = 0, warmup: int = 0):
         self.channel, self.layout, self.make, self.size = channel, layout, make, channel.size
         self.step, self.seed, self.feedback, self.after = step, seed, feedback, after
+        self.settled = after + warmup                         # From this step on messages are as `make` says.
+        self.stages = [wide for times in STAGES if warmup and (wide := make.wider(times)) is not None]
         self.clock = Clock()
         self.flat: dict[str, Host] = {}                       # states of workers and owners, in the layout of the gradients
         self.owners: dict[str, str] = {}                      # whose they are: "worker" or "owner"
@@ -109,6 +113,13 @@ class CompressedSum:
     def compresses(self) -> bool:
         """Whether the present step is compressed."""
         return self.step() >= self.after
+
+    def now(self, part: Part) -> Exchange | None:
+        """The exchange of a part in the present step."""
+        step = self.step()
+        if not part.first or step >= self.settled:
+            return part.exchange
+        return part.first[(step - self.after) * len(part.first) // (self.settled - self.after)]
 
     def prepare(self, bucket: Bucket, arrays: Sequence[Array]) -> Collective:
         array, part, dense = arrays[0], self.parts[bucket.start], self.dense(bucket, arrays)
@@ -175,10 +186,12 @@ class CompressedSum:
         return {start: sent(part.stop - part.start) if part.exchange is not None else 0 for start, part in self.parts.items()}
 
     def _start_by_messages(self, part: Part, array: Host) -> Work:
-        return Landed() if part.exchange is None else self.peers.progress.added(part.exchange.start(array))
+        exchange = self.now(part)
+        return Landed() if exchange is None else self.peers.progress.added(exchange.start(array))
 
     def _start_across(self, part: Part, values: Host, text: str) -> CodedWork | Landed:
-        return Landed() if part.exchange is None else part.exchange.start(values)
+        exchange = self.now(part)
+        return Landed() if exchange is None else exchange.start(values)
 
     def _part(self, bucket: Bucket) -> Part:
         start, stop = bucket.start, bucket.stop
@@ -191,10 +204,13 @@ class CompressedSum:
         pieces = pieces_of(bucket.segments, start, stop)
         if not pieces:
             return Part(start, stop, None)
-        compressor = self.make(pieces, self.workers, seed=self.seed, feedback=self.feedback)
-        state = self._state(compressor, start, bucket.name)
         name = bucket.name if self.shared is None else f"slice {self.shared.node.rank} of {bucket.name}"
-        return Part(start, stop, Exchange(self.peers, compressor, self.make.text, state, name, self.step, self.clock))
+
+        def exchange(make: Make) -> Exchange:
+            compressor = make(pieces, self.workers, seed=self.seed, feedback=self.feedback)
+            state = self._state(compressor, start, bucket.name)
+            return Exchange(self.peers, compressor, make.text, state, name, self.step, self.clock)
+        return Part(start, stop, exchange(self.make), tuple(map(exchange, self.stages)))
 
     def _cuts(self, pieces: Sequence[Piece]) -> list[int]:
         """Where a slice may begin: at blocks, or at parameters alone."""

@@ -10,7 +10,7 @@ from mpitrain.comm.shared.channel import SharedChannel
 from mpitrain.config import Config
 from mpitrain.nn import FlatLayout
 from mpitrain.parallel.compress.channel import CompressedSum
-from mpitrain.parallel.compress.compressor import CompressError, Make, Piece, make_compressor
+from mpitrain.parallel.compress.compressor import STAGES, CompressError, Make, Piece, make_compressor
 from mpitrain.parallel.compress.pieces import pieces_of
 from mpitrain.placement.buckets import Bucket
 
@@ -43,7 +43,7 @@ def choose(config: Config, channel: AnyChannel, layout: FlatLayout, step: Callab
     comm = config.comm
     make = make_compressor(comm.compress, config.folder)
     return CompressedSum(channel, layout, make, step=step, seed=config.run.seed, feedback=comm.compress_feedback,
-                         after=comm.compress_after)
+                         after=comm.compress_after, warmup=comm.compress_warmup)
 
 
 def open_sum(found: CompressedSum, buckets: Sequence[Bucket], control: Objects) -> list[str]:
@@ -78,7 +78,10 @@ def notes_of(found: CompressedSum) -> list[str]:
         f"between {found.workers} ranks"
     dense, sent = found.dense_bytes, found.coded_bytes
     first = f" after {found.after} dense steps" if found.after else ""
+    times, warmup = " and ".join(map(str, STAGES)), found.settled - found.after
+    warm = f", {times} times the share in the first {warmup}" if found.stages else ""
     kept = f"its state takes {found.state_bytes / MIB:.2f} MiB of a rank" if found.state_bytes else "nothing is kept"
-    own = [note for part in found.parts.values() if part.exchange is not None for note in part.exchange.compressor.notes]
-    return [f"gradients travel as {found.make.text} {between}{first}: {sent:,} bytes of a rank and step instead of {dense:,}; "
-            f"{kept}", *dict.fromkeys(own)]
+    own = [note for part in found.parts.values() if part.exchange is not None for exchange in (*part.first, part.exchange)
+           for note in exchange.compressor.notes]
+    return [f"gradients travel as {found.make.text} {between}{first}: {sent:,} bytes of a rank and step instead of {dense:,}"
+            f"{warm}; {kept}", *dict.fromkeys(own)]

@@ -33,6 +33,7 @@ Host: TypeAlias = NDArray[np.float32]
 Message: TypeAlias = NDArray[np.uint8]
 State: TypeAlias = dict[str, Host]
 OWNER = -1                                        # the "worker" that rounds a sum for everyone
+STAGES = (4, 2)                                   # of a warm-up (Lin et al. 2018): so many times as much travels, in equal parts
 WORD = 8                                          # bytes: lengths of messages are multiples of it, so that parts stay aligned
 
 
@@ -83,6 +84,11 @@ class Compressor(ABC):
         if argument is not None:
             raise ConfigError(f"it takes no option, found :{argument}")
         return {}
+
+    @classmethod
+    def wider(cls, options: Mapping[str, Any], times: int) -> dict[str, Any] | None:
+        """The keyword arguments with which so many times as much travels, of the same states; None: it has none."""
+        return None
 
     def states(self) -> dict[str, Kept]:
         """The arrays that it keeps between steps, by name; `begin` says as what they start."""
@@ -195,6 +201,11 @@ class Make:
     def block(self) -> int | None:
         """Where buckets and slices may cut a parameter: at multiples of so many of its elements; None: nowhere."""
         return self((), 1).block
+
+    def wider(self, times: int) -> Make | None:
+        """The same with so many times as much in a message; None where that makes no sense, or it is a user's."""
+        options = None if self.own else self.cls.wider(self.options, times)
+        return None if options is None else Make(self.text, self.cls, options)
 
     @property
     def own(self) -> bool:

@@ -26,9 +26,20 @@ def refuse_compression(config: Config, grid: Grid, *, on_gpu: bool, steps: int, 
     if config.comm.compress_after >= steps:
         raise ConfigError(f"comm.compress_after = {config.comm.compress_after} is beyond the run, which has {steps} steps: no "
                           'gradient would be compressed; set it to less, or comm.compress = ""')
-    for error in (*_state(config, grid, closure), *_slices(config, make), *_numbers(config, on_gpu), *_ways(config, make)):
+    for error in (*_warmup(config, make, steps), *_state(config, grid, closure), *_slices(config, make),
+                  *_numbers(config, on_gpu), *_ways(config, make)):
         raise error
     return make
+
+
+def _warmup(config: Config, make: Make, steps: int) -> Iterator[ConfigError]:
+    c = config.comm
+    if c.compress_warmup and make.wider(2) is None:
+        yield ConfigError(f'comm.compress_warmup = {c.compress_warmup} sends a larger share at first, and comm.compress = '
+                          f'"{make.text}" has no share that can change; set it to 0, or comm.compress to "topk:0.01"')
+    if c.compress_warmup and c.compress_after + c.compress_warmup >= steps:
+        yield ConfigError(f"comm.compress_warmup = {c.compress_warmup} after {c.compress_after} dense steps is beyond the run, "
+                          f"which has {steps} steps: {make.text} would never be reached; set it to less")
 
 
 def _state(config: Config, grid: Grid, closure: str) -> Iterator[ConfigError]:

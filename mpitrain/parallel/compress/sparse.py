@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Any
 
@@ -22,9 +22,10 @@ LEAST = 32        # elements of a small block: LeNet on MNIST lost 0.85 points a
 class TopK(Gathered):
     """``topk:0.01``: of each 4,096 elements of a parameter the 1 % largest in size (Stich et al. 2018, "Sparsified SGD with
     memory"), and of a smaller parameter's, or the rest of one, at least 32, if a whole block sends as many. Of equal ones the
-    first travel. An element takes 6 bytes: its value, and its place in the block.
+    first travel. An element takes 4 bytes: its value as bfloat16, and its place in the block.
 
-    A message: the values of all blocks, then their places as 16 bits. Elements that travel have no residual, the others all.
+    A message: the values of all blocks, then their places as 16 bits. Elements that travel keep what rounding leaves, the others
+    all.
     """
 
     exact, block = True, BLOCK
@@ -37,7 +38,7 @@ class TopK(Gathered):
         self.count = int(self.counts.sum())
         if n > 1 and self.nbytes() * n >= 8 * self.length > 0:
             self.notes.append(f"topk:{share:g} between {n} workers sends no less than dense gradients, as each message goes to "
-                              f"all others; a share below {4 / (3 * n):.2g} does")
+                              f"all others; a share below {2 / n:.2g} does")
 
     @classmethod
     def options(cls, argument: str | None) -> dict[str, Any]:
@@ -47,15 +48,19 @@ class TopK(Gathered):
                               f"take {1 / BLOCK:.6f} or more")
         return {"share": found}
 
+    @classmethod
+    def wider(cls, options: Mapping[str, Any], times: int) -> dict[str, Any]:
+        return {"share": min(1.0, times * options["share"])}
+
     def nbytes(self) -> int:
-        return whole(6 * self.count)
+        return whole(4 * self.count)
 
     def _parts(self, message: NDArray[np.uint8]) -> tuple[Any, Any]:
-        return message[:4 * self.count].view(np.float32), message[4 * self.count:6 * self.count].view(np.uint16)
+        return message[:2 * self.count].view(np.uint16), message[2 * self.count:4 * self.count].view(np.uint16)
 
     def encode(self, step: int, values: Host, state: State, message: Message) -> None:
         sent, places = self._parts(message)
-        message[6 * self.count:] = 0
+        message[4 * self.count:] = 0
         kernels.version_of("topk_encode")(values, state.get("error"), self.bounds, self.counts, sent, places)
 
     def decode(self, step: int, messages: NDArray[np.uint8], values: Host) -> None:

@@ -35,7 +35,7 @@ class Coded:
                 continue
             compressor = make(pieces, level.n_sites, seed=seed)
             if any(kept.of == "all" for kept in compressor.states().values()):
-                wrong = f'[[sync]] compress = "{make.text}" keeps matrices of its own; use int8, int4, onebit, topk or randomk'
+                wrong = f'[[sync]] compress = "{make.text}" keeps matrices of its own; use int8, int4, levels, onebit or topk'
             elif make.own and level.site == 0 and not wrong:
                 wrong = _proof(make, level.n_sites, pieces, seed)
             state = self.states[fragment.number] = compressor.new_state()

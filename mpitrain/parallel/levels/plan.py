@@ -106,7 +106,7 @@ def refuse_compressed(config: Config, grid: Grid, table: Table, model: Module) -
     for name, p in model.named_parameters() if not make.own else ():
         states = make([Piece(name, 0, prod(p.global_shape), 0, p.global_shape)], grid.n_sites).states()
         if any(kept.of == "all" for kept in states.values()):
-            raise config.wrong(f"{what} keeps matrices of its own; use int8, int4, onebit, topk or randomk", ("sync.levels",))
+            raise config.wrong(f"{what} keeps matrices of its own; use int8, int4, levels, onebit or topk", ("sync.levels",))
     if grid.count(REPLICAS) > 1 and (config.comm.cuts != "none" or config.comm.node_shared):
         raise config.wrong(f"{what} needs whole parameters on each rank, found comm.sharding or comm.node_shared, which cut them "
                            "into slices; leave these out, or compress", ("sync.levels",))

@@ -32,7 +32,7 @@ ROWS = keys(                                     # These decide the order of the
     data="validation transform target_transform augment stride length horizon targets drop_last", workers="count rows")
 ARITHMETIC = keys(                               # These change what is computed from the same rows. So do all further keys.
     model="name shapes formats ranks", train="loss label_smoothing device precision micro_batches on_nan",
-    comm="wire_dtype compress compress_feedback compress_after compress_force compress_parameters",
+    comm="wire_dtype compress compress_feedback compress_after compress_warmup compress_force compress_parameters",
     optimizer="name lr min_lr momentum nesterov betas eps weight_decay decay clip_norm schedule warmup_steps milestones gamma "
               "groups offload",
     shrink="prune sparsity pattern scope begin end every rewind skip products quantize least",

@@ -27,7 +27,7 @@ from mpitrain.parallel.policies.policy import Policy
 from mpitrain.train.intervals import Step
 from mpitrain.train.observers.observer import Observer, Watched
 
-WARM, LOOKED = 5, 20               # steps after the first compressed one: left out of the comparison, and its last one
+WARM, LOOKED = 5, 20               # steps after the first one of what is to last: left out of the comparison, and its last one
 PROBES = 3                         # sums of a bucket each way, of which the fastest counts
 LEAST_S = 20e-6                    # less time is no reason for a line
 
@@ -53,7 +53,7 @@ class Compression(Observer):
 
     def after_step(self, step: int, fields: Step, seconds: float) -> None:
         self._steps += 1
-        if self.sum.compares and step > self.sum.after and self._compared < LOOKED:
+        if self.sum.compares and step > self.sum.settled and self._compared < LOOKED:
             self._compare()
         if self.plan.logs(step):
             self.more.update(self._numbers(fields))
