@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ from mpitrain.run.session import Session
 from mpitrain.search.exchange import Exchange
 from mpitrain.search.population import Exchange as Rule
 from mpitrain.search.space import Values
-from mpitrain.search.table import Record
+from mpitrain.search.table import Record, result
 from mpitrain.search.trial import Job, TrialRuns
 from mpitrain.train.build.assembly import Job as Built
 from mpitrain.train.build.evaluation import make_evaluator
@@ -126,6 +127,12 @@ class Members(TrialRuns):
     def _record(self, job: Job, config: Config, trained: Trained) -> Record:
         record: Record = on_first(self.groups.session.control, lambda: self._reached(job, config, trained))
         return record
+
+    def _unknown(self, job: Job, trained: Trained, values: Mapping[str, Any], why: str) -> Record:
+        """A member goes on: without a score it is the worst, and takes the weights of another."""
+        assert self._plan is not None
+        return result(job.trial, job.rung, values, unknown=why, samples=trained.steps * self._plan.batch_size, **trained.hashes,
+                      **self._about())
 
     def judge(self, built: Built, partner: int) -> tuple[float, float] | None:
         """How good this member's model is on its tournament rows, and its partner's, by the study's first objective; larger is

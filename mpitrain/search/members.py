@@ -16,7 +16,7 @@ from typing import Any
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
-from mpitrain.errors import Stopped
+from mpitrain.errors import Stopped, print_warning
 from mpitrain.search.alike import refuse_ranks, refuse_unlike
 from mpitrain.search.exchange import Exchange
 from mpitrain.search.folder import StudyFolder
@@ -81,6 +81,9 @@ class Population(Group):
         """Results and failures that are not in the journal yet."""
         assert self.table is not None
         is_open = self.table.decisions.table.open
+        for record in records:
+            if record is not None and "unknown" in record:
+                print_warning(f"member {record['trial']}: {record['unknown']}; it counts as the worst")
         self.table.add(*(record for record in records if record and (record["trial"], record["rung"]) in is_open))
 
     def _decide(self, turn: int, taken: Mapping[int, int]) -> None:
