@@ -123,7 +123,7 @@ class Group:
         self.table: SharedTable | None = None                 # of the group's first rank
         if groups.is_first:
             hears = told if groups.world.rank == 0 else lambda record, table: None
-            self.table = SharedTable(study.decisions(), folder.journal, hears)
+            self.table = SharedTable(study.decisions(), folder.journal, hears, groups.rest)
             self.table.catch_up()
 
     def work(self) -> None:

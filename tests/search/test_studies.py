@@ -122,6 +122,7 @@ def test_costs_are_objectives_and_unknown_joules_are_refused(tmp_path, study):
 METER = """
 from pathlib import Path
 
+from mpitrain.cli import main
 from mpitrain.train import Observer
 from trees import set_joules
 
@@ -133,6 +134,9 @@ class Meter(Observer):
 
     def begin(self, run):
         self.trial, self.used = int(run.folder.name), int((ZONE / "energy_uj").read_text()) / 1e6
+        if self.trial == 2:                                   # the study is in the midst of its work
+            for words in ((), ("--html", "seen.html")):
+                assert main(["inspect", str(run.folder.parents[1]), *words]) == 0
 
     def before_step(self, step):
         self.used += 2.0
@@ -153,6 +157,7 @@ def test_a_counter_that_moves_late_counts_and_one_that_does_not_ends_its_trial_a
     found = told(tmp_path / "runs/study")
     assert [trial["state"] for trial in found["trials"]] == ["finished", "finished", "failed", "failed"], found["trials"]
     assert [trial["results"]["1"]["J"] for trial in found["trials"][:2]] == pytest.approx([22.0, 22.0], rel=0.1)
+    assert "3 of 4 trials have started, 2 finished, 1 running" in result.out and "</html>" in (tmp_path / "seen.html").read_text()
     messages = [trial["message"] for trial in found["trials"][2:]]
     assert "unknown: its counter has not moved in 11 steps; set energy.source" in messages[0], messages
     assert "unknown: its counter is lost before step 6" in messages[1], messages
