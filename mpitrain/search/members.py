@@ -73,7 +73,8 @@ class Population(Group):
         assert self.table is not None
         records = [record for record in self.table.records if record["kind"] == "exchange" and record["round"] == turn]
         found = {record["trial"]: record["from"] for record in records}
-        return found if len(found) == (records[0]["of"] if records else len(self._able())) else None
+        able = len(self._able())
+        return found if len(found) == (records[0].get("of", able) if records else able) else None      # "of" is newer than some
 
     def _able(self) -> list[int]:
         """The members that have not failed, as far as the table knows."""

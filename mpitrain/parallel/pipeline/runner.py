@@ -52,8 +52,8 @@ class Pipeline:
                  neighbours: Neighbours | None = None, counts: bool = True, span: SpanMaker = no_span, goes_on: bool = False,
                  site: tuple[int, int] = (0, 1)):
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
-        self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
-        self.neighbours = neighbours
+        self.seed, self.schedule, self.n_micro = seed, schedule, n_micro
+        self.after_forward, self.neighbours = after_forward, neighbours
         self.teach: Callable[[MicroBatch, Tensor, Array, Tensor], Tensor] | None = None     # its output, target, loss -> the loss
         self.scale: Callable[[Array], Array] | None = None  # The first gradient of a backward -> that times the loss scale.
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
@@ -149,12 +149,11 @@ class Pipeline:
         if virtual < self.stage.n_virtual - 1:
             assert self.neighbours is not None
             self.neighbours.send_forward(output, virtual, action.micro, len(micro.x))
+        elif self._is_late:
+            self._late.append(output.array)
         else:
-            if self._is_late:
-                self._late.append(output.array)
-            else:
-                value = self._value(output, micro, x, action.chunk)
-                self._losses[micro.index] = value if self.counts else 0.0
+            value = self._value(output, micro, x, action.chunk)
+            self._losses[micro.index] = value if self.counts else 0.0
         self._inputs[key], self._outputs[key] = x, output
         if self.after_forward is not None:
             self.after_forward(micro.index, action.chunk)
