@@ -3,6 +3,7 @@
     python benchmarks/search_runs.py utilisation     # 27 equal trials on 1 and 2 groups, by turns; 2 minutes
     python benchmarks/search_runs.py rungs           # the same with rungs [1, 3, 9]: many short trainings; 1 minute
     python benchmarks/search_runs.py decisions       # 2 groups decide on a table of 1,000 trials; 20 seconds
+    python benchmarks/search_runs.py decisions --trials 300 --sampler optuna:TPESampler     # with its questions; 10 seconds
     python benchmarks/search_runs.py same            # order = "fixed" on 1, 2 and 4 groups; search against train; 1 minute
     python benchmarks/search_runs.py kills           # a rank is killed at 20 random moments; about 2 minutes
     python benchmarks/search_runs.py digits          # examples/digits_search.toml against examples/digits.toml; 1 minute
@@ -91,13 +92,15 @@ def decisions(folder: Path, options: argparse.Namespace) -> None:
     from mpitrain.search.journal import Journal
     from mpitrain.search.study_file import read_study
     file = folder / "study.toml"
-    file.write_text(STUDY.replace("trials = 9", f"trials = {options.trials}").replace('order = "fixed"', ""))
+    file.write_text(STUDY.replace("trials = 9", f"trials = {options.trials}").replace('order = "fixed"', "").replace(
+        'sampler = "random"', f'sampler = "{options.sampler}"'))
     Journal(folder / "journal.jsonl").create(read_study(file, []).header())
     with get_context("spawn").Pool(2) as pool:
         everyone = pool.starmap(act, [(file, folder, group) for group in (0, 1)])
     whole = sorted(seconds for own in everyone for seconds, _ in own)
     alone = sorted(seconds - synced for own in everyone for seconds, synced in own)
-    for what, found in (("with the journal's sync", whole), ("without the sync", alone)):
+    late = sorted(seconds - synced for own in everyone for seconds, synced in own[-len(own) // 10:])
+    for what, found in (("with the journal's sync", whole), ("without the sync", alone), ("of the last tenth, without it", late)):
         print(f"a decision {what}: median {statistics.median(found) * 1e3:.3f} ms, 95 % below "
               f"{found[int(0.95 * len(found))] * 1e3:.3f} ms ({len(found)} decisions)")
 
@@ -218,6 +221,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs of studies on one group and on two (5)")
     parser.add_argument("--epochs", type=int, default=20, help="of each of the 27 equal trials (20)")
     parser.add_argument("--trials", type=int, default=1000, help="of the table that is decided on (1000)")
+    parser.add_argument("--sampler", default="random", help="of the trials that are decided on (random)")
     parser.add_argument("--count", type=int, default=20, help="kills (20)")
     parser.add_argument("--seed", type=int, default=18, help="of the moments of kills (18)")
     options = parser.parse_args()

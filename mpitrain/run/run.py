@@ -105,6 +105,15 @@ class Run(Ranks):
             self.process.pulse.leave_ends()
             return self._survivors.train(once, folder)
 
+    def rehearse(self, as_trial: AsTrial) -> None:
+        """Makes what `train` makes before its first step, as this trial would, and raises what that would raise then. Nothing is
+        trained or written."""
+        self._as_trial = as_trial
+        with self.at_work():
+            self._build(self.open(), None)
+            with guard.symmetric():
+                observers_of(self.config)
+
     def _go_on_with(self, comm: Any) -> None:
         """The rest of the run is that of these ranks; the others were lost."""
         files = self._files() if self._session is None or self._session.files is None else self._session.files

@@ -3,8 +3,8 @@
     parameters   of the whole model, from its shapes
     flops        two for each multiply-add of a sample's forward pass, from its shapes (`plan.flops`)
     ms           the median of its training steps, by the clock of its first rank: the step_s of its metrics.jsonl
-    J            joules so far of [energy]: those a sample in its metrics.jsonl, times the samples that it has trained, times this
-                 trial's part of the ranks, since a counter counts all that its host does
+    J            joules so far of [energy]: those in its metrics.jsonl, for the steps that no line counts as for the others, times
+                 this trial's part of the ranks, since a counter counts all that its host does; None where they are unknown
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mpitrain.backend.memory import available
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job import guard
 from mpitrain.config import Config
+from mpitrain.energy.report import NOT_YET
 from mpitrain.errors import ConfigError
 from mpitrain.nn.by_name import ByName
 from mpitrain.parallel.pipeline.feed import Feed
@@ -56,22 +57,47 @@ class Costs:
                 found["flops"] = 2 * count(model, sample if isinstance(sample, ByName) else sample.array).forward
         return found
 
-    def of_run(self, metrics: Path, step: int, batch: int) -> dict[str, float]:
-        """`ms`, and `J` where it is known, of a trial after a step. ConfigError where an objective is not there."""
+    def of_run(self, metrics: Path, step: int, batch: int) -> dict[str, float | None]:
+        """`ms`, and `J` where something counts it, of a trial after a step. ConfigError where no line has an objective."""
         lines = _steps(metrics, step)
-        found: dict[str, float] = {}
-        if lines:
-            found["ms"] = 1e3 * statistics.median(line["step_s"] for line in lines)
-        elif "ms" in self.asked:
-            raise ConfigError(f"-ms is read from metrics.jsonl, which has no line of the first {step} steps; set log.every to "
-                              f"{step} or less", file=metrics)
-        rates = [line["joules_per_sample"] for line in lines if line.get("joules_per_sample") is not None]
-        if rates:
-            found["J"] = statistics.fmean(rates) * step * batch * self.share
-        elif "J" in self.asked:
-            raise ConfigError("-J cannot be an objective: the joules of this trial are unknown, since no counter can be read on "
-                              "these hosts; set energy.source, or take it out of search.objective", file=metrics)
+        if not lines:
+            for name in sorted(self.asked & {"ms", "J"}):
+                raise ConfigError(f"-{name} is read from metrics.jsonl, which has no line of the first {step} steps; set "
+                                  f"log.every to {step} or less", file=metrics)
+            return {}
+        found: dict[str, float | None] = {"ms": 1e3 * statistics.median(line["step_s"] for line in lines)}
+        if "J" in self.asked or "joules" in lines[0]:
+            joules = joules_of(lines, batch)
+            found["J"] = None if joules is None else joules * step * batch * self.share
         return found
+
+    def unknown(self, values: Mapping[str, Any], metrics: Path, step: int) -> str:
+        """Why the joules of a trial, which are an objective, are unknown; "" where they are not."""
+        if "J" not in self.asked or values.get("J") is not None:
+            return ""
+        lost = next((line for line in _steps(metrics, step) if is_lost(line)), None)
+        how = f"its counter has not moved in {step} steps" if lost is None else f"its counter is lost before step {lost['step']}"
+        return f"-J is an objective, and the joules of this trial are unknown: {how}"
+
+
+def joules_of(lines: Sequence[Mapping[str, Any]], batch: int) -> float | None:
+    """Joules a sample of the lines of steps, with batches of so many; None where the counter was lost, or has never moved. A
+    line before it moves counts with the next one that has joules."""
+    if any(map(is_lost, lines)):
+        return None
+    joules = samples = 0.0
+    for before, line in zip([None, *lines[:-1]], lines):
+        if line.get("joules_per_sample"):
+            joules += line["joules"]
+            samples += line["joules"] / line["joules_per_sample"]
+        elif line.get("joules") is not None and before is not None:        # 0 J: it has not moved since the line before
+            samples += (line["step"] - before["step"]) * batch
+    return joules / samples if joules else None
+
+
+def is_lost(line: Mapping[str, Any]) -> bool:
+    """Whether a line has no joules, and no line after it has those."""
+    return line.get("joules") is None and line.get("energy_source") != NOT_YET
 
 
 def refuse_without_joules(objectives: Sequence[Objective], config: Config) -> None:

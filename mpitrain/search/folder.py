@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from mpitrain.checkpoint.run_folder import UNFINISHED, RunFolder
-from mpitrain.errors import MissingError, OutputError
+from mpitrain.errors import MissingError, OutputError, print_warning
 from mpitrain.search.journal import NAME, Journal
 from mpitrain.search.shared_table import TURN, Turn
 
@@ -37,7 +37,8 @@ class StudyFolder(RunFolder):
         if resume and not self.journal.path.is_file():
             raise MissingError("there is no journal of a study to go on with; start one without --resume", file=self.journal.path)
         self.open(resume=resume, overwrite=overwrite, advice=ADVICE)
-        Turn(self.path).clear()                               # of a job that was killed
+        if said := Turn(self.path).clear():
+            print_warning(said)
 
     def _refuse_contents(self, advice: str) -> None:
         begun = {self.config.name, self.trials.name, TURN}    # by a job that was killed before it began the journal

@@ -12,6 +12,7 @@ from mpitrain.config import Config, changed
 from mpitrain.config.sections import MeshConfig
 from mpitrain.errors import MeshError
 from mpitrain.run.session import Session
+from mpitrain.search.cost import memory_of_a_rank
 
 LOOK_S = 5e-3                  # pauses of ranks that wait for other groups; a barrier of MPI would take a core from those
 
@@ -34,6 +35,8 @@ class Groups:
         self.whole.open(self.whole.config, files, pulse)
         self.whole.inputs.fit(self.whole.control)             # a sample is transformed where a model is tried
         self.threads = self.whole.threads                     # those of a rank of a full node: other groups compute, too
+        hosts = [place.host for place in self.whole.places]
+        self.room = min(self.whole.control.gather_objects(memory_of_a_rank(hosts.count(hosts[comm.rank]))))      # bytes of a rank
         self.comm = comm.Split(self.number, comm.rank)
         self.config = changed(config, train={"threads": self.threads})
         self.session = self._session()

@@ -1,9 +1,12 @@
 """Samplers of Optuna, asked one trial at a time: ``search.sampler = "optuna:TPESampler"``. The extra mpitrain[search] has it.
 
-Optuna keeps nothing: for each trial a study in memory is told everything that our journal knows, and a sampler that is seeded by
-the study's seed and the trial's number is asked. A trial that has not reached the last rung is told as pruned, with its results
-by epochs; with several objectives, where Optuna has no pruned trials, it is left out. What a sampler notes about a trial (CMA-ES
-its state, NSGA-II its generation) is kept in the record of its start.
+Optuna decides nothing by what it remembers: for each trial a study in memory has everything that our journal knows, in Optuna's
+words, and a new sampler that is seeded by the study's seed and the trial's number is asked. So whoever asks gets the same values,
+after whatever restart. The words for a trial are made once for each state that it comes to.
+
+A trial that has not reached the last rung is told as pruned, with its results by epochs; with several objectives, where Optuna
+has no pruned trials, it is left out. What a sampler notes about a trial (CMA-ES its state, NSGA-II its generation) is kept in the
+record of its start.
 """
 
 from __future__ import annotations
@@ -38,8 +41,11 @@ class OptunaSampler:
         self.what = f'search.sampler "optuna:{name}"'
         self.arguments = {key: value for key, value in arguments.items() if key in parameters_of(self.kind)}
         self.distributions = {key: self.distribution(key, d) for key, d in space.dimensions.items()}
-        self.known: dict[tuple[int, str, int], Any] = {}     # trials in Optuna's words: id, state and rung reached
-        self.made(0)
+        self.known: dict[int, tuple[tuple[Any, ...], Any]] = {}          # by trial: its state, and that in Optuna's words
+        from mpitrain.search.optuna_storage import OneStudy  # an extra
+        self.storage = OneStudy()
+        directions = ["maximize"] * len(objectives)                      # scores are larger where a trial is better
+        self.study = self.optuna.create_study(storage=self.storage, directions=directions, sampler=self.made(0))
 
     def made(self, number: int) -> Any:
         """The sampler, seeded for one trial."""
@@ -57,25 +63,26 @@ class OptunaSampler:
         return kinds.CategoricalDistribution(tuple(range(dimension.count)))
 
     def ask(self, table: Table, number: int) -> Asked:
-        directions = ["maximize"] * len(self.objectives)                 # scores are larger where a trial is better
-        study = self.optuna.create_study(directions=directions, sampler=self.made(number))
-        for trial in table.trials:
-            key = trial.id, trial.state, trial.reached
-            if key not in self.known:
-                self.known[key] = self.told(trial, table)
-            if self.known[key] is not None:
-                study.add_trial(self.known[key])
-        asked = call(study.ask, self.what, {}, self.distributions)       # some need packages that Optuna does not bring
+        self.study.sampler = self.made(number)
+        self.storage.tell([told for trial in table.trials if (told := self.words(trial, table)) is not None])
+        asked = call(self.study.ask, self.what, {}, self.distributions)       # some need packages that Optuna does not bring
         values = {key: self.value(key, asked.params[key]) for key in self.space.dimensions}
-        kept = study.get_trials(deepcopy=False)[-1].system_attrs
-        return Asked(values, dict(kept))
+        return Asked(values, dict(self.storage.trials[-1].system_attrs))
+
+    def words(self, trial: Trial, table: Table) -> Any:
+        """What Optuna is told of a trial, made once for each state that it comes to; None where it has no word for it."""
+        state, (known, words) = (trial, trial.state, trial.reached), self.known.get(trial.id, ((), None))
+        if known != state:
+            words = self.told(trial, table)
+            self.known[trial.id] = state, words
+        return words
 
     def value(self, key: str, found: Any) -> Any:
         dimension = self.space.dimensions[key]
         return dimension.values[found] if isinstance(dimension, Choices) else found
 
     def told(self, trial: Trial, table: Table) -> Any:
-        """A trial as Optuna keeps them; None where it has no word for it."""
+        """A trial as Optuna keeps them."""
         states = self.optuna.trial.TrialState
         params = {key: self.number(key, value) for key, value in trial.values.items()}
         single, values, between = len(self.objectives) == 1, None, dict[int, float]()

@@ -8,10 +8,12 @@ share a file system anyway (a trial that pauses on one host goes on on another),
 answer while he computes. A window in the memory of rank 0 needs that: between hosts Open MPI 5.0.11 moves passive-target messages
 only while the target is inside MPI, and a trial of one rank may not be for minutes.
 
-A file that only one process can make (O_EXCL) is a lock on every file system, with locks of its own or without. Its holder is a
-rank of this job, which ends with all its ranks, so a file that is left belongs to a job that has ended. Where a launcher was
-killed, ranks of its job may live on for a while on other hosts, and somebody may `--resume` meanwhile: they read in the journal,
-before they write to it, that another job has begun, and end.
+A file that only one process can make (O_EXCL) is a lock on every file system, with locks of its own or without. Its text says
+who holds it: a rank of this job. A job ends with all its ranks, so a file that is there when one begins was left by a rank that
+was killed, and is removed. Some launchers let the other ranks live on; then who waits for the turn sees that its holder is gone,
+on its own host by the process, elsewhere as far as MPI knows, and ends, too. Where a launcher was killed, ranks of its job may
+live on for a while on other hosts, and somebody may `--resume` meanwhile: they read in the journal, before they write to it,
+that another job has begun, and end.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpitrain.errors import CheckpointError, OutputError
+from mpitrain.checkpoint import claim
+from mpitrain.errors import CheckpointError, OutputError, PeerError, print_warning
 from mpitrain.files.disk import FILE_MODE, storage_error
 from mpitrain.search.decisions import Action, Decisions
 from mpitrain.search.journal import Journal, line_of, record_of
@@ -32,39 +35,79 @@ from mpitrain.search.table import Record
 
 TURN = "turn"
 SHORTEST_S, LONGEST_S = 50e-6, 2e-3       # pauses of who waits for the turn, which takes about a millisecond
+STALE_S, LONG_S = 1.0, 30.0               # who waits for the turn looks so often whether its holder lives; when it warns
 LOOK_S = 2e-3                             # pauses of who waits for another group's result
 
 
 class Turn:
-    """The lock file of a study; whoever holds it alone writes to the journal."""
+    """The lock file of a study; whoever holds it alone writes to the journal. Who waits for it calls `waits` now and then."""
 
-    def __init__(self, folder: Path):
-        self.path = folder / TURN
+    def __init__(self, folder: Path, waits: Callable[[], object] = lambda: None):
+        self.path, self.waits = folder / TURN, waits
+        self._me = claim.holder()
+        self._said = False
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        pause = SHORTEST_S
+        pause, began, looked = SHORTEST_S, 0.0, 0.0
         while not self._take():
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_S)
+            if pause == LONGEST_S:
+                self.waits()
+                now = time.monotonic()
+                began, looked = began or now, looked or now
+                if now - looked >= STALE_S:
+                    looked = now
+                    self._look_at_holder(now - began)
         try:
             yield
         finally:
-            self.clear()
+            with contextlib.suppress(FileNotFoundError):
+                self.path.unlink()
 
     def _take(self) -> bool:
         try:
-            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE))
+            file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE_MODE)
+            try:
+                os.write(file, self._me.encode())
+            finally:
+                os.close(file)
         except FileExistsError:
             return False
         except OSError as error:
             raise storage_error(error, "taking the turn in the study", self.path) from error
         return True
 
-    def clear(self) -> None:
-        """Gives the turn back, or removes the file that a job left which was killed."""
-        with contextlib.suppress(FileNotFoundError):
+    def _look_at_holder(self, seconds: float) -> None:
+        """PeerError where the process that holds the turn is gone (a rank that ends well gives it back before); a warning where
+        it has been held for long and nobody can see why."""
+        text = self.holder()
+        if text and claim.is_alive(text) is False and self.holder() == text:
+            raise PeerError(f"a rank has ended in the midst of a decision ({claim.shown(text)}), for which this one has waited "
+                            f"{seconds:.0f} s; go on with --resume", file=self.path)
+        if seconds > LONG_S and not self._said:
+            self._said = True
+            print_warning(f"{self.path}: this decision has been waited for since {seconds:.0f} s "
+                          f"({claim.shown(text) or 'nobody says whose it is'}); if that process is gone, end this job, and go on "
+                          "with --resume")
+
+    def holder(self) -> str:
+        """Who holds the turn, "" where nobody does, or has only begun to."""
+        try:
+            return self.path.read_bytes()[:claim.LONGEST].decode(errors="replace")
+        except OSError:
+            return ""
+
+    def clear(self) -> str:
+        """Removes the file that a job left which was killed; a line about it, or ""."""
+        text = self.holder()
+        try:
             self.path.unlink()
+        except FileNotFoundError:
+            return ""
+        whose = f" ({claim.shown(text)})" if text else ""
+        return f"{self.path}: a rank of an earlier job was killed in the midst of a decision{whose}; its lock is removed"
 
 
 def _nobody(record: Record, table: Any) -> None:
@@ -74,9 +117,10 @@ def _nobody(record: Record, table: Any) -> None:
 class SharedTable:
     """One group's copy of the table, which its first rank keeps; `told(record, table)` hears of each record in its order."""
 
-    def __init__(self, decisions: Decisions, journal: Journal, told: Callable[[Record, Any], object] = _nobody):
+    def __init__(self, decisions: Decisions, journal: Journal, told: Callable[[Record, Any], object] = _nobody,
+                 waits: Callable[[], object] = lambda: None):
         self.decisions, self.journal, self.told = decisions, journal, told
-        self.turn = Turn(journal.path.parent)
+        self.turn = Turn(journal.path.parent, waits)
         self.records: list[Record] = []                       # all of the journal, the header first
         self.seconds: list[float] = []                        # that decisions took, with the sync to the disk
         self.stops = False                                    # whether a group of this job was asked to stop

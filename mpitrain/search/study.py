@@ -24,10 +24,11 @@ from mpitrain.registry import Registry
 from mpitrain.run.limits import agree
 from mpitrain.run.run import Run
 from mpitrain.run.session import before_mpi, look_at_files
-from mpitrain.search.cost import Costs, memory_of_a_rank, refuse_unknown_joules, refuse_without_joules
+from mpitrain.search.cost import Costs, refuse_unknown_joules, refuse_without_joules
 from mpitrain.search.folder import StudyFolder
 from mpitrain.search.groups import Groups
 from mpitrain.search.pruners import Done, Promote, Start
+from mpitrain.search.rehearsal import refuse_unusable
 from mpitrain.search.shared_table import SharedTable, wait_for_more
 from mpitrain.search.study_file import Study, refuse_unbuildable
 from mpitrain.search.summary import begun, summary
@@ -57,6 +58,8 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
     refuse_unknown_joules(study.objectives, base, groups.whole.control, groups.whole.places)
     with guard.symmetric():
         refuse_unbuildable(study, groups.whole.inputs)
+    if not resume:                                            # trials of one that goes on have begun
+        refuse_unusable(study, groups, process)
     with ExitStack() as cleanup:
         folder = StudyFolder(study.folder)
         on_first(groups.whole.control, lambda: prepare(study, folder, groups, resume=resume, overwrite=overwrite))
@@ -113,16 +116,14 @@ class Group:
         self.study, self.groups, self.folder, self.process = study, groups, folder, process
         whole = groups.whole
         hosts = [place.host for place in whole.places]
-        mine = hosts.count(hosts[whole.control.rank])
-        room = min(whole.control.gather_objects(memory_of_a_rank(mine)))
         share = hosts[:groups.comm.size].count(hosts[0]) / hosts.count(hosts[0])
         costs = Costs(study.objectives, whole.inputs, share)
-        self.runs = TrialRuns(study, groups, process, costs, room, self.ask)
+        self.runs = TrialRuns(study, groups, process, costs, groups.room, self.ask)
         self.stopped = False
         self.table: SharedTable | None = None                 # of the group's first rank
         if groups.is_first:
             hears = told if groups.world.rank == 0 else lambda record, table: None
-            self.table = SharedTable(study.decisions(), folder.journal, hears)
+            self.table = SharedTable(study.decisions(), folder.journal, hears, groups.rest)
             self.table.catch_up()
 
     def work(self) -> None:

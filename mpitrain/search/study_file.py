@@ -49,7 +49,7 @@ class Study:
     overrides: tuple[str, ...]
     search: SearchConfig
     space: Space
-    base: Config                             # the run as it stands there
+    base: Config                             # the run as it stands there, and first values of [space] for keys that it leaves out
     objectives: tuple[Objective, ...]
 
     @property
@@ -78,8 +78,22 @@ class Study:
         return self.config_with(trial.values, (f"run.name={toml(f'{self.base.run.name}-{trial.id:04d}')}",
                                                f"run.out={toml(str(self.trial_folder(trial.id)))}"))
 
+    @cached_property
+    def left_out(self) -> Mapping[str, Any]:
+        """First values of those keys of [space] that the run does not give: a model may need them."""
+        given = {override.partition("=")[0] for override in self.overrides}
+        given |= {f"{section}.{key}" for section, table in self.tables.items() if isinstance(table, Mapping) for key in table}
+        return {key: dimension.ends()[0] for key, dimension in self.space.dimensions.items() if key not in given}
+
     def config_with(self, values: Mapping[str, Any], more: tuple[str, ...] = ()) -> Config:
         """The run with these values for keys of [space]. ConfigError where they cannot stand there."""
+        return self._config({**self.left_out, **values}, more)
+
+    def as_written(self) -> Config:
+        """The run without anything of [space]; it may lack what it needs."""
+        return self._config({}, ())
+
+    def _config(self, values: Mapping[str, Any], more: tuple[str, ...]) -> Config:
         chosen = [f"{key}={toml(value)}" for key, value in values.items()]
         length = [f"train.epochs={self.rungs[-1]}"]
         folder = self.file.resolve().parent
@@ -173,6 +187,7 @@ def read_study(path: Path, overrides: list[str]) -> Study:
         refuse_arguments(study)
         study = with_grid(study)
         refuse_ends(study, lambda config: None)
+        study = dataclasses.replace(study, base=study.config_with({}))
     except ConfigError as error:
         raise error if error.file else ConfigError(error.message, code=error.code, file=path) from None
     return study
@@ -224,5 +239,18 @@ def refuse_unbuildable(study: Study, inputs: Any) -> None:
         made = describe(with_sizes(config, inputs), inputs.tokens, inputs)
         made.optimizer(probe())
         made.rate(study.rungs[-1])
-    build(study.base)                             # what is wrong with it is not the fault of [space]
+    try:
+        build(study.base)
+    except MpitrainError as error:
+        if not study.left_out or said(build, study.as_written()) == error.message:
+            raise                                 # what is wrong with the run is not the fault of [space]
     refuse_ends(study, build)
+
+
+def said(look: Callable[[Config], object], config: Config) -> str:
+    """What `look` refuses a configuration with; "" where it does not."""
+    try:
+        look(config)
+    except MpitrainError as error:
+        return error.message
+    return ""

@@ -117,9 +117,16 @@ class TrialRuns:
     def _reached(self, job: Job, config: Config, trained: Trained) -> Record:
         assert self._plan is not None
         folder, batch = self.study.trial_folder(job.trial), self._plan.batch_size
-        values = {**trained.metrics, **self.costs.of_shapes(config),
-                  **self.costs.of_run(folder / "metrics.jsonl", trained.steps, batch)}
+        metrics = folder / "metrics.jsonl"
+        values = {**trained.metrics, **self.costs.of_shapes(config), **self.costs.of_run(metrics, trained.steps, batch)}
+        if unknown := self.costs.unknown(values, metrics, trained.steps):
+            return self._unknown(job, trained, values, unknown)
         return result(job.trial, job.rung, values, samples=trained.steps * batch, **trained.hashes, **self._about())
+
+    def _unknown(self, job: Job, trained: Trained, values: Mapping[str, Any], why: str) -> Record:
+        """The record of a trial that trained, and cannot be judged."""
+        return self._failed(job, "E_CONFIG", f"{why}; set energy.source to one that counts, or take it out of search.objective",
+                            trained.steps)
 
     def _failed(self, job: Job, code: str, message: str, step: int) -> Record:
         samples = step * self._plan.batch_size if self._plan is not None else 0

@@ -5,15 +5,18 @@ from __future__ import annotations
 import errno
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from acted import decisions
 
-from mpitrain.errors import CheckpointError, MissingError, OutputError, StorageError
+from mpitrain.errors import CheckpointError, MissingError, OutputError, PeerError, StorageError
+from mpitrain.search import shared_table
 from mpitrain.search.journal import Journal, line_of, record_of
 from mpitrain.search.pruners import Unpruned
-from mpitrain.search.shared_table import SharedTable
+from mpitrain.search.shared_table import SharedTable, Turn
 
 RECORDS = [{"kind": "start", "trial": 0, "rung": 0, "values": {"a.b": [1, 0.1, "é"]}},
            {"kind": "result", "trial": 0, "rung": 0, "values": {"accuracy": 1 / 3}, "seconds": 2.5}]
@@ -101,6 +104,43 @@ def test_a_job_that_lives_on_writes_nothing_once_another_one_has_begun(journal: 
             writes()
         assert path.read_bytes() == whole and not old.turn.path.exists()
     SharedTable(decisions("none"), made).catch_up()                   # one that comes later knows both
+
+
+def test_a_turn_whose_holder_was_killed_is_found_out_and_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_table, "STALE_S", 0.0)
+    takes = "import sys, time; from pathlib import Path; from mpitrain.search.shared_table import Turn\n" \
+            "with Turn(Path(sys.argv[1]))(): print('taken', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", takes, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert other.stdout is not None and other.stdout.readline() == "taken\n"
+    waited = list[None]()
+
+    def waits() -> None:
+        waited.append(None)
+        if len(waited) == 3:                                  # a living holder is waited for
+            other.kill()
+            other.wait()
+    said = rf"ended in the midst of a decision \(host=.* pid={other.pid} since=.*; go on with --resume"
+    with other, pytest.raises(PeerError, match=said), Turn(tmp_path, waits)():
+        pass
+    assert len(waited) >= 3
+    assert f"pid={other.pid} " in (said := Turn(tmp_path).clear()) and "its lock is removed" in said
+    with Turn(tmp_path)():
+        assert f"pid={os.getpid()} " in Turn(tmp_path).holder()
+    assert Turn(tmp_path).clear() == ""
+
+
+def test_a_turn_that_nobody_can_see_the_holder_of_is_told_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                        capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(shared_table, "STALE_S", 0.0)
+    monkeypatch.setattr(shared_table, "LONG_S", 0.0)
+    (tmp_path / "turn").write_text("host=node7 pid=12 since=today born=1 boot=another space=another")
+
+    def waits() -> None:
+        if "has been waited for" in (said := capsys.readouterr().err):
+            raise InterruptedError(said)                      # as MPI's error where it knows that a rank is lost
+    with pytest.raises(InterruptedError, match=r"\(host=node7 pid=12 since=today\); if that process is gone, end this job"), \
+            Turn(tmp_path, waits)():
+        pass
 
 
 def test_two_studies_in_one_folder_are_refused(journal: Journal) -> None:

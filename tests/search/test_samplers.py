@@ -20,7 +20,7 @@ from mpitrain.search.samplers import SAMPLERS, Grid, QuasiRandom, drawn, draws
 from mpitrain.search.sobol import LARGEST, sobol
 from mpitrain.search.space import read_space
 from mpitrain.search.study_file import read_study
-from mpitrain.search.table import Table, result
+from mpitrain.search.table import Table, Trial, result
 
 
 def job(trial: Any, reached: int, rung: int) -> tuple[dict[str, float], float]:
@@ -122,6 +122,35 @@ def test_optunas_samplers_are_told_the_journal(tmp_path: Path) -> None:
     replay(whole, 1, job)
     scores = [accuracy(trial, 0) for trial in whole.table.trials]
     assert np.mean(scores[-12:]) > np.mean(scores[:6]) + 0.05
+
+
+@pytest.mark.parametrize("more", [(), ("search.order=fixed",),
+                                  ("search.sampler=optuna:NSGAIISampler", "search.population_size=3"),
+                                  ('search.objective=["accuracy", "-parameters"]',)])
+def test_what_optuna_has_in_memory_is_what_a_study_of_its_own_would_be_told(tmp_path: Path, more: tuple[str, ...]) -> None:
+    """Trials pause, go on and fail between two asks; the reference is told all of them anew, by Optuna's own storage."""
+    optuna = pytest.importorskip("optuna")
+    made = read_study(study_file(tmp_path), ["search.sampler=optuna:TPESampler", "search.trials=40", *more])
+    sampler: Any = made.sampler
+    ask, asked = sampler.ask, list[int]()
+
+    def compared(table: Table, number: int) -> Any:
+        study = optuna.create_study(directions=["maximize"] * len(made.objectives), sampler=sampler.made(number))
+        for told in filter(None, (sampler.told(trial, table) for trial in table.trials)):
+            study.add_trial(told)
+        trial = study.ask(sampler.distributions)
+        found = ask(table, number)
+        asked.append(number)
+        assert found.values == {key: sampler.value(key, trial.params[key]) for key in found.values}
+        assert dict(found.attributes) == dict(study.get_trials()[-1].system_attrs)
+        return found
+    sampler.ask = compared
+
+    def results(trial: Trial, reached: int, rung: int) -> Any:
+        values = {"accuracy": accuracy(trial, rung), "parameters": sum(trial.values["model.hidden"])}
+        return "E_NAN" if trial.id % 7 == 3 and rung else values, 1.0 + 0.1 * (trial.id % 3)
+    replay(made.decisions(), 3, results)
+    assert asked == list(range(40))
 
 
 def test_optuna_notes_on_trials_are_in_the_journal(tmp_path: Path) -> None:

@@ -6,12 +6,16 @@ import itertools
 import json
 
 import pytest
+from launch import ROOT
 from runs import record, train
 from standing import mpirun
 from studies import STUDY, journal, lines, told
+from trees import zone
 
 from mpitrain.checkpoint.store import ALONE
+from mpitrain.energy.report import NOT_YET
 from mpitrain.errors import OutputError
+from mpitrain.search.cost import joules_of
 from mpitrain.search.study import refuse_unshared
 
 
@@ -75,15 +79,17 @@ REFUSED = [
     (2, ("search.ranks=3",), 78, "search.ranks = 3 does not divide the 2 ranks of this job (these do: 1, 2)"),
     (1, ("search.objective=[\"accuracy\",\"-J\"]",), 78, "-J cannot be an objective while energy.source"),
     (1, ("search.objective=[\"-ms\"]", "log.every=12"), 78, "set log.every to 11 or less"),
-    (1, ("model.init_from=nothing",), 78, ""),
+    (2, ("model.init_from=nothing",), 66, "no trial of this study can begin, whatever its values: model.init_from names neither"),
+    (2, ("search.ranks=2", 'log.observers=["own.py:None"]'), 78, "whatever its values: observer"),
 ]
 
 
-@pytest.mark.parametrize(("n", "words", "status", "said"), REFUSED[:3])
+@pytest.mark.parametrize(("n", "words", "status", "said"), REFUSED)
 def test_what_a_study_cannot_have_is_refused_in_a_line(study, n, words, status, said):
     result = search(n, study, *words)
     assert result.rc == status and len(result.error_lines) == 1, result.err
     assert said in result.error_lines[0], result.error_lines
+    assert said.startswith("set log.every") or not (study.parent / "runs").exists()
 
 
 def test_all_trials_failed_says_the_commonest_code(tmp_path, study):
@@ -113,12 +119,67 @@ def test_costs_are_objectives_and_unknown_joules_are_refused(tmp_path, study):
     assert set(found["front"]) <= {0, 1, 2} and found["front"]
 
 
+METER = """
+from pathlib import Path
+
+from mpitrain.cli import main
+from mpitrain.train import Observer
+from trees import set_joules
+
+ZONE = Path("powercap/intel-rapl:0")
+
+
+class Meter(Observer):
+    '''A processor that uses 2 J a step. Of trial 1 it shows nothing until step 6, of 2 never, of 3 it dies before step 5.'''
+
+    def begin(self, run):
+        self.trial, self.used = int(run.folder.name), int((ZONE / "energy_uj").read_text()) / 1e6
+        if self.trial == 2:                                   # the study is in the midst of its work
+            for words in ((), ("--html", "seen.html")):
+                assert main(["inspect", str(run.folder.parents[1]), *words]) == 0
+
+    def before_step(self, step):
+        self.used += 2.0
+        if self.trial == 0 or self.trial == 1 and step >= 6 or self.trial == 3 and step < 5:
+            set_joules(ZONE, self.used)
+        elif self.trial == 3:
+            (ZONE / "energy_uj").write_text("gone")
+"""
+
+
+def test_a_counter_that_moves_late_counts_and_one_that_does_not_ends_its_trial_alone(tmp_path, study):
+    (tmp_path / "meter.py").write_text(METER)
+    (tmp_path / "trees.py").write_text((ROOT / "tests/energy/trees.py").read_text())
+    zone(tmp_path / "powercap", "intel-rapl:0", "package-0", 1000.0, 1_000_000_000_000)
+    result = search(1, study, "search.trials=4", "search.rungs=[1]", "train.epochs=1", 'search.objective=["-J"]', "log.every=2",
+                    "energy.source=powercap", "energy.root=powercap", 'log.observers=["meter.py:Meter"]')
+    assert result.rc == 0, result.err
+    found = told(tmp_path / "runs/study")
+    assert [trial["state"] for trial in found["trials"]] == ["finished", "finished", "failed", "failed"], found["trials"]
+    assert [trial["results"]["1"]["J"] for trial in found["trials"][:2]] == pytest.approx([22.0, 22.0], rel=0.1)
+    assert "3 of 4 trials have started, 2 finished, 1 running" in result.out and "</html>" in (tmp_path / "seen.html").read_text()
+    messages = [trial["message"] for trial in found["trials"][2:]]
+    assert "unknown: its counter has not moved in 11 steps; set energy.source" in messages[0], messages
+    assert "unknown: its counter is lost before step 6" in messages[1], messages
+
+
+def test_joules_of_lines_are_those_of_all_their_samples():
+    def line(step, joules, samples, source="measured (powercap)"):
+        return {"step": step, "joules": joules, "joules_per_sample": joules / samples if joules is not None else None,
+                "energy_source": source}
+    late = line(2, None, 1, NOT_YET)
+    assert joules_of([line(2, 4.0, 20), line(4, 0.0, 20), line(6, 8.0, 20)], 10) == pytest.approx(12 / 60)
+    assert joules_of([late, line(4, 8.0, 40)], 10) == joules_of([line(2, 4.0, 20), line(4, 4.0, 20)], 10) == pytest.approx(0.2)
+    assert joules_of([late], 10) is None is joules_of([line(2, 4.0, 20), line(4, None, 20, "unknown")], 10)
+
+
 def test_a_trial_that_would_not_fit_or_cannot_be_is_its_own_failure(tmp_path, study):
     study.write_text(STUDY.split("[space]")[0] + """[space]
 "model.hidden" = {choices = [[16], [4000000, 4000000]]}
 "train.batch_size" = {choices = [128, 100000]}
 """)
-    result = search(2, study, "search.ranks=2", "search.sampler=grid", "search.trials=0", "search.rungs=[1]", "train.epochs=1")
+    result = search(2, study, "search.ranks=2", "search.sampler=grid", "search.trials=0", "search.rungs=[1]", "train.epochs=1",
+                    "train.batch_size=1000000", "model.hidden=[1000000]")        # which some values of [space] mend
     assert result.rc == 0, result.err
     found = told(tmp_path / "runs/study")
     codes = [trial.get("code") for trial in found["trials"]]

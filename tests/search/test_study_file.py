@@ -152,6 +152,17 @@ def test_a_space_that_can_be_built_passes(tmp_path: Path) -> None:
     refuse_unbuildable(study, open_data(study.base))                  # sizes come from the data
 
 
+def test_what_the_model_needs_may_be_left_to_the_space(tmp_path: Path) -> None:
+    without = RUN.replace("hidden = [32]\n", "")
+    study = read_study(study_file(tmp_path, run=without), [])
+    refuse_unbuildable(study, open_data(study.base))
+    assert study.base.model.arguments["hidden"] == [64] and study.left_out["optimizer.lr"] == 1e-4
+    assert "hidden" not in study.as_written().model.arguments
+    study = read_study(study_file(tmp_path, run=without, space='[space]\n"optimizer.lr" = {log = [1e-4, 1e-1]}\n'), [])
+    with pytest.raises(ConfigError, match='^model "mlp" needs model.hidden$'):
+        refuse_unbuildable(study, open_data(study.base))
+
+
 @pytest.mark.parametrize(("change", "told"), [
     ({"space": SPACE.replace("1e-4", "1e-5")}, "[space]"), ({"search": SEARCH + "eta = 4\n"}, "[search]"),
     ({"search": SEARCH + "ranks = 2\n"}, "[search]"),

@@ -146,6 +146,8 @@ def test_lines_of_a_counter_that_has_not_moved_are_unknown_and_none_says_zero(co
         assert np.isnan([line["joules"], line["joules_per_sample"], line["watts"]]).all()
         assert line["energy_source"] == "unknown: no counter has moved yet"
     assert lines[2]["joules"] == pytest.approx(2.0 * min(2, comm.size)) and lines[2]["energy_source"] == "measured (powercap)"
+    samples = lines[2]["joules"] / lines[2]["joules_per_sample"]
+    assert samples == pytest.approx(STEPS * BATCH), "those of all steps whose joules it has"
     assert acted.told == []
     acted.end()
 

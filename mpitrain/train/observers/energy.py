@@ -130,23 +130,22 @@ class EnergyUse(Observer):
         self._trained += 1
         if self.run.plan.logs(step):
             self.more.update(self._numbers(step))
-            self._steps = 0
 
     def _numbers(self, step: int) -> dict[str, Any]:
-        """The fields of a line, since the line before. It communicates."""
+        """The fields of a line, since the line before that has joules. It communicates."""
         now = perf_counter()
         joules = self._joules()
-        used, seconds = joules - self._told, now - self._since
-        self._told, self._since = joules, now
+        used = joules - self._told
         known = ~np.isnan(used)
         lost = {first for first, is_known in zip(self.hosts, known) if not is_known}
         if lost - self._lost:
             self._tell_lost(step)
         self._lost |= lost
-        samples = self._steps * self.run.plan.batch_size
-        total = float(used[known].sum()) if known.any() else math.nan
         if known.any() and not joules[known].any():           # What is on uses some watts: 0 is no measurement of it.
             return {"joules": math.nan, "joules_per_sample": math.nan, "watts": math.nan, "energy_source": NOT_YET}
+        samples, seconds = self._steps * self.run.plan.batch_size, now - self._since
+        self._told, self._since, self._steps = joules, now, 0
+        total = float(used[known].sum()) if known.any() else math.nan
         without = [name for name, is_known in zip(self.hosts.values(), known) if not is_known]
         source = f"at least, {self.source}, without {', '.join(without)}" if without else self.source
         return {"joules": total, "joules_per_sample": total / samples, "watts": total / max(seconds, 1e-9),
