@@ -3,8 +3,11 @@
     4 stages on 2 cores      one at work: full speed      two: full speed      three: 2/3 each      four: half each
 
 Between two events (an action ends, a message arrives) the speeds are constant, so the moments of all events follow one after the
-other (processor sharing; Kleinrock, 1967). A stage that waits takes no core: our ranks sleep, or give their core away each time
-they look.
+other (processor sharing; Kleinrock, 1967). A stage that waits gives its core away each time it looks for its message, but it
+looks, and the host's scheduler may put two stages that compute on one core and two that look on another. So it weighs a part
+(`waiting`) of one that computes, generalised processor sharing (Parekh and Gallager, 1993):
+
+    4 stages on 2 cores, waiting = 0.2      two at work: 2 / (2 + 0.2 * 2) of full speed each
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ TINY = 1e-12                  # of a second: what is left of an action that has 
 
 
 def stops_in_turns(steps: Sequence[tuple[int, int, int, int]], lasts: Sequence[float], messages: Sequence[float], n_stages: int,
-                   capacity: float) -> tuple[list[float], list[float]]:
+                   capacity: float, waiting: float = 0.0) -> tuple[list[float], list[float]]:
     """(starts, stops) of the actions of a `pipeline_times.Flow`, whose stages have `capacity` cores together.
 
-    `lasts` are the seconds of each kind of action with a core of its own, `messages` those between virtual stages.
+    `lasts` are the seconds of each kind of action with a core of its own, `messages` those between virtual stages; a stage that
+    waits weighs `waiting` (0 to 1) of one that computes.
     """
     order: list[list[int]] = [[] for _ in range(n_stages)]
     for place, (stage, *_) in enumerate(steps):
@@ -42,7 +46,7 @@ def stops_in_turns(steps: Sequence[tuple[int, int, int, int]], lasts: Sequence[f
                 arrivals = min(arrivals, arrival)
         if not running and arrivals == inf:
             return starts, stops
-        speed = min(1.0, capacity / len(running)) if running else 1.0
+        speed = min(1.0, capacity / (len(running) + waiting * (n_stages - len(running)))) if running else 1.0
         ahead = min((left[stage] / speed for stage in running), default=inf)
         passed = min(ahead, arrivals - now)
         now += passed

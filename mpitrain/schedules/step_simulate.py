@@ -41,6 +41,8 @@ class StepMachine(Protocol):
     def overlap(self) -> float: ...
     @property
     def cores(self) -> float: ...
+    @property
+    def waiting(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str | Schedule,
     times = pipeline_times(schedule, pp, n_micro, [turns * s.forward + extra[0] for s, extra in zip(work.stages, extras)],
                            [turns * s.backward + extra[1] for s, extra in zip(work.stages, extras)],
                            [turns * s.weight for s in work.stages], [side.message(s.message_bytes) for s in work.stages],
-                           pp / side.turns if pp > 1 else inf)
+                           pp / side.turns if pp > 1 else inf, machine.waiting)
     compute, tensor = max(((n_micro * turns * sum(stage.compute for stage in work.stages[s::pp]),
                             n_micro * sum(map(sum, extras[s::pp]))) for s in range(pp)), key=sum)
     ends = [side.exchange(work.stages[s::pp], times, s, pp) for s in range(pp)]
@@ -195,7 +197,7 @@ class _Side:
     def exchange(self, stages: Sequence[Stage], times: PipelineTimes, place: int, pp: int) -> tuple[float, float]:
         """When pipeline stage `place` has computed, and when it has exchanged its gradients: bucket after bucket, as they get
         ready. While one is on its way the stage computes at the speed `overlap`: its own core moves the rest, and at 0 might as
-        well do so afterwards."""
+        well do so afterwards. Of those that are on their way together, one's bytes travel while another waits for its round."""
         ready = []
         for chunk, stage in enumerate(stages):
             begins, ends = times.last[chunk * pp + place]

@@ -25,7 +25,7 @@ class Simple:
     spread: float = 0.0
     overlap: float = 1.0
     cores: int = 0
-    turn_s: float = 0.0
+    waiting: float = 0.0
 
 
 HERE = Simple()
