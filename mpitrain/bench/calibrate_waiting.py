@@ -35,11 +35,12 @@ def waiting_share(world: World, cores: int) -> float:
     run()
     spent = time.thread_time()
     run()
-    calls = world.comm.bcast(max(1, round(WORK / (time.thread_time() - spent))))
+    calls = np.array([max(1, round(WORK / (time.thread_time() - spent)))])
+    world.comm.Bcast(calls)
 
     def work() -> float:
         began = time.thread_time()
-        for _ in range(calls):
+        for _ in range(int(calls[0])):
             run()
         return time.thread_time() - began
     seconds = np.array([window(world, link, cores, work) for _ in range(WINDOWS)])
