@@ -37,7 +37,6 @@ from mpitrain.energy.zones import Energy
 from mpitrain.machines.machine import MachineFile, to_toml
 from mpitrain.machines.measured import fingerprint
 from mpitrain.schedules.level_times import Level
-from mpitrain.bench.calibrate_waiting import waiting_share
 
 ROW, ROWS, READ = 3072, 20_000, 256                           # bytes of a row, rows of the file, rows that are read at once
 WATCHED = 0.5                                                 # seconds of a look at the counters of energy
@@ -51,8 +50,7 @@ def calibrate(channel: Channel, world: World, report: Report, out: Path, name: s
     node, cores = nodes[0], len(os.sched_getaffinity(0))
     peaks = on_some(channel, world, [0], lambda _: {kind: peak_flops(kind) for kind in ("float32", "float64")})
     report.line(f"peak of a core: {peaks['float32'] / 1e9:.1f} GFLOP/s in float32")
-MEASURED = ("flops", "efficiency", "memory_bandwidth", "levels", "collective_s", "message_s", "reader_bytes_s", "spread",
-            "waiting")
+MEASURED = ("flops", "efficiency", "memory_bandwidth", "levels", "collective_s", "message_s", "reader_bytes_s", "spread")
     products = rates(world)
     for row in products:
         report.line(f"product {'x'.join(map(str, row['shape'])):<14}{row['alone'] / 1e9:>8.1f} GFLOP/s alone,"
@@ -87,7 +85,6 @@ MEASURED = ("flops", "efficiency", "memory_bandwidth", "levels", "collective_s",
     report.line(f"reading {machine.reader_bytes_s / 1e9:.2f} GB/s, spread of ranks {machine.spread:.3f}, watts of a rank "
                 + (f"{machine.idle_watts:.1f} asleep, {machine.busy_watts:.1f} at work" if machine.busy_watts else
                    "unknown: " + Energy().why))
-        waiting=by_ranks[str(len(node))].get("waiting", 0.0),
     if world.rank == 0:
         out.write_text(to_toml(machine))
         report.line(f"written to {out}")
@@ -115,16 +112,13 @@ def between_nodes(world: World) -> dict[str, Any]:
 
 
 def costs_of(costs: Costs | None) -> dict[str, Any]:
-    if world.size > (cores := len(os.sched_getaffinity(0))):
-        found["waiting"] = waiting_share(world, cores)
     assert costs is not None, "messages can always be had"
     return {"alpha": costs.alpha, "beta": costs.beta, "gamma": costs.gamma, "points": costs.points}
 
 
 def exchange_line(n: str, found: dict[str, Any]) -> str:
     alone = f"{n} rank{'s' * (n != '1')}: a step of nothing takes {in_time(found['step_s'])}"
-    waits = f"; one that waits takes {found['waiting']:.2f} of a turn" if "waiting" in found else ""
-    return alone if n == "1" else f"{alone}; equal work {found['turns']:.2f} times its processor time{waits}" + "".join(
+    return alone if n == "1" else f"{alone}; equal work {found['turns']:.2f} times its processor time" + "".join(
         f"; {way}: alpha {in_time(found[way]['alpha'])}, beta {found[way]['beta'] * 1e9:.3f} ns/B" for way in (SHARED, MESSAGES))
 
 

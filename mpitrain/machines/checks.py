@@ -2,8 +2,7 @@
 
     [measured]
     operation_s = seconds                                                   contention = {ranks = [...], training = [...], ...}
-    by_ranks = {"1" = {step_s, turns}, "2" = {step_s, turns, collective_s, shared, messages, layers, stage_messages}, ...};
-               also waiting, of more ranks than cores
+    by_ranks = {"1" = {step_s, turns}, "2" = {step_s, turns, collective_s, shared, messages, layers, stage_messages}, ...}
     between = {alpha, beta, gamma, points, step_s, overlap}; also at_once   points: [[bytes, seconds], ...], bytes rising
 """
 
@@ -62,8 +61,6 @@ def _check_ranks(found: Mapping[str, Any], ranks: int, file: Path | None) -> Non
     _numbers(found, ("step_s", "turns", *(("collective_s",) if ranks > 1 else ())), where, file)
     for way in ("shared", "messages") if ranks > 1 else ():
         _check_costs(_table(found, way, where, file), f"{way} of {where}", file)
-    if "waiting" in found:
-        _numbers(found, ("waiting",), where, file)
     if "stage_messages" in found:
         _check_points(found["stage_messages"], f"stage_messages of {where}", file)
     if "layers" in found:

@@ -38,7 +38,7 @@ FOLDER = Path(__file__).parent
 LARGEST_FILE = 1 << 20                       # bytes; what `bench fit` writes has 10 kB
 TABLES = ("flops", "measured", "sources")
 WHOLE = ("ranks", "sharing", "cores")
-SHARES = ("efficiency", "overlap", "waiting")
+SHARES = ("efficiency", "overlap")
 POSITIVE = ("efficiency", "memory_bandwidth", "sharing")
 EXAMPLES = {"name": '"ours"', "levels": "[{...}]", "flops": "{float32 = 1e12}", "efficiency": "0.5", "memory_bandwidth": "1e11",
             "ranks": "8", "alpha": "1e-6", "beta": "1e-10", "gamma": "1e-11"}
@@ -54,8 +54,6 @@ class MachineFile:
     reader_bytes_s    bytes/s that data are read with; 0: at once     spread        standard deviation of the log of step seconds
     idle_watts, busy_watts   of a rank's processor                    cores         of a host; 0: as many as ranks
     overlap           share of the exchange that can travel while the rank computes: 0 where its own core moves the bytes
-    waiting           where ranks outnumber cores, what one that waits for a message takes of a core, as a part of what one at
-                      work takes
     measured          what `bench fit` adds: tables                   sources       key -> where the number comes from
     assumed           keys without a source
     """
@@ -74,7 +72,6 @@ class MachineFile:
     busy_watts: float = 0.0
     cores: float = 0
     overlap: float = 1.0
-    waiting: float = 0.0
     measured: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()

@@ -93,8 +93,7 @@ def at_ranks(machine: MachineFile, ranks: int, *, by_messages: bool = False) -> 
         key = nearest_count(inside, [int(n) for n in table if int(n) > 1])
         found = table[key]
         levels[0] = measured_level(levels[0], found["messages" if by_messages else "shared"], int(key))
-        machine = replace(machine, collective_s=found["collective_s"], message_s=message_seconds(machine, levels[0].alpha),
-                          waiting=found.get("waiting", machine.waiting))
+        machine = replace(machine, collective_s=found["collective_s"], message_s=message_seconds(machine, levels[0].alpha))
     return replace(machine, levels=tuple(levels), cores=inside / turns(machine, inside))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, prod
+from math import prod
 from typing import Protocol
 
 from mpitrain.errors import ConfigError
@@ -22,6 +22,7 @@ from mpitrain.schedules.grid import AXES, REPLICAS
 from mpitrain.schedules.level_times import Level, level_seconds, message_seconds
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_times import PipelineTimes, pipeline_times
+from mpitrain.schedules.pipeline_turns import waiting_weight
 from mpitrain.schedules.steps import Algorithm
 from mpitrain.schedules.stragglers import straggler_factor
 
@@ -41,8 +42,6 @@ class StepMachine(Protocol):
     def overlap(self) -> float: ...
     @property
     def cores(self) -> float: ...
-    @property
-    def waiting(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str | Schedule,
     times = pipeline_times(schedule, pp, n_micro, [turns * s.forward + extra[0] for s, extra in zip(work.stages, extras)],
                            [turns * s.backward + extra[1] for s, extra in zip(work.stages, extras)],
                            [turns * s.weight for s in work.stages], [side.message(s.message_bytes) for s in work.stages],
-                           pp / side.turns if pp > 1 else inf, machine.waiting)
+                           *((pp / side.turns, waiting_weight(side.ranks, side.cores)) if pp > 1 else ()))
     compute, tensor = max(((n_micro * turns * sum(stage.compute for stage in work.stages[s::pp]),
                             n_micro * sum(map(sum, extras[s::pp]))) for s in range(pp)), key=sum)
     ends = [side.exchange(work.stages[s::pp], times, s, pp) for s in range(pp)]
@@ -163,10 +162,11 @@ class _Side:
         self.machine, self.algorithm = machine, algorithm
         self.lengths = tuple(mesh.get(axis, 1) for axis in AXES)
         self.pp = mesh.get("pp", 1)
-        inside = prod(self.lengths)
+        self.ranks = prod(self.lengths)                       # of a host
         if machine.levels:
-            inside = min(inside, machine.levels[0].ranks or inside)
-        self.turns = max(1.0, inside / machine.cores) if machine.cores else 1.0        # ranks of a host that share a core
+            self.ranks = min(self.ranks, machine.levels[0].ranks or self.ranks)
+        self.turns = max(1.0, self.ranks / machine.cores) if machine.cores else 1.0    # ranks of a host that share a core
+        self.cores = max(1, round(self.ranks / self.turns))
 
     def one(self, operation: str, axes: tuple[str, ...], nbytes: float, seconds: float | None) -> float:
         """Seconds of a collective, without the interpreter's."""

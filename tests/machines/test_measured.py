@@ -27,7 +27,7 @@ def ranks(n: int, turns_taken: float) -> dict[str, Any]:
 
 HERE = MachineFile("here", (Level("node", 0, 1e-6, 1e-9, 0.0),), {"float32": 1e11}, 0.8, 1e10, cores=2, measured={
     "nodes": 1, "by_ranks": {"1": {"step_s": 1e-4, "turns": 1.0}, "2": {**ranks(2, 1.0), "stage_messages": [[8.0, 6e-6]]},
-                             "4": {**ranks(4, 2.1), "waiting": 0.3}},
+                             "4": ranks(4, 2.1)},
     "contention": {"ranks": [1, 2, 4], "products": [1.0, 1.1, 1.2], "memory": [1.0, 1.5, 1.6], "training": [1.0, 1.1, 1.2]}})
 
 
@@ -37,7 +37,6 @@ def test_a_number_of_ranks_has_what_was_measured_of_it_or_of_the_next_larger_num
         assert found.levels[0].alpha == of * 1e-6 and found.collective_s == 2e-6
         assert at_ranks(HERE, n, by_messages=True).levels[0].alpha == of * 1e-5
         assert step_seconds(HERE, n) == of * 1e-3
-    assert [at_ranks(HERE, n).waiting for n in (1, 2, 3, 4)] == [0.0, 0.0, 0.3, 0.3]
     assert at_ranks(HERE, 2).message_s == pytest.approx((6e-6 - 2e-6) / 2)             # at each end, beyond the level's
     assert [slowdown(HERE, n, "memory") for n in (1, 2, 3, 4, 8)] == [1.0, 1.5, 1.6, 1.6, 1.6]
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.schedules.pipeline import SCHEDULES
 from mpitrain.schedules.pipeline_times import flow_of, pipeline_times, timed_in_turns
+from mpitrain.schedules.pipeline_turns import waiting_weight
 
 NAMES = ("gpipe", "1f1b", "zb_h1")
 
@@ -67,3 +70,15 @@ def test_who_waits_costs_time_only_where_cores_are_short(name: str, n_stages: in
     assert most <= alone * max(1.0, n_stages / cores) + 1e-9
     if cores >= n_stages:
         assert most == pytest.approx(alone)
+
+
+@pytest.mark.parametrize(("ranks", "cores"), [(2, 1), (3, 2), (4, 2), (5, 2), (6, 3), (7, 3)])
+def test_the_weight_of_who_waits_gives_the_mean_speed_over_all_placements(ranks: int, cores: int) -> None:
+    """Each order of the ranks is dealt out to the cores in turn; the first `cores` ranks compute."""
+    speeds = []
+    for order in permutations(range(ranks)):
+        on = {rank: place % cores for place, rank in enumerate(order)}
+        speeds += [1 / sum(on[other] == on[rank] for other in range(cores)) for rank in range(cores)]
+    mean = sum(speeds) / len(speeds)
+    assert cores / (cores + waiting_weight(ranks, cores) * (ranks - cores)) == pytest.approx(mean)
+    assert waiting_weight(cores, ranks) == 0.0

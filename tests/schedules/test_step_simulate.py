@@ -25,7 +25,6 @@ class Simple:
     spread: float = 0.0
     overlap: float = 1.0
     cores: int = 0
-    waiting: float = 0.0
 
 
 HERE = Simple()
