@@ -48,6 +48,7 @@ SHARED = "shared"
 TURNS, PROBES, STEPS = 12, 40, 160                            # of sums, of messages, of steps
 SENT = (8, 4 << 10, 64 << 10, 1 << 20)                        # bytes of messages between stages
 HIDDEN = 2 << 20                                              # bytes of an exchange that is to hide behind work
+SEVERAL = 4                                                   # collectives that are to travel together, of as many bytes
 TINY = (8, 8, 2, 4)                                           # inputs, hidden, outputs and rows of a model that computes nothing
 
 
@@ -133,6 +134,26 @@ def hidden_share(world: World) -> float:
     computing, exchanging, together_s = (statistics.median(column) for column in zip(*times))
     channel.close()
     return float(min(1.0, max(0.0, (computing + exchanging - together_s) / min(computing, exchanging))))
+
+
+def parts_of_exchange() -> list[Any]:
+    """The arrays of several all-reduces that are on their way together."""
+    return [np.zeros(HIDDEN // SEVERAL // ITEM, np.float32) for _ in range(SEVERAL)]
+
+
+def at_once(world: World) -> float:
+    """Seconds a byte of several all-reduces by messages that are on their way together, as buckets of gradients are: while one
+    waits for the others' part of a round, the bytes of the next one travel. Collective."""
+    channel, clock = Channel(world.comm.Dup(), "calibrate"), Clock(world)
+    arrays = parts_of_exchange()
+
+    def run() -> None:
+        for work in [channel.start_allreduce(array, "probe") for array in arrays]:
+            work.wait()
+    run()
+    seconds = statistics.median(clock.time(run) for _ in range(TURNS))
+    channel.close()
+    return seconds / HIDDEN
 
 
 def messages(world: World) -> list[list[float]]:

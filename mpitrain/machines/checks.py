@@ -52,7 +52,7 @@ def check_measured(measured: Mapping[str, Any], file: Path | None) -> None:
     if "between" in measured:
         between = _table(measured, "between", "[measured]", file)
         _check_costs(between, "between of [measured]", file)
-        _numbers(between, ("step_s", "overlap"), "between of [measured]", file)
+        _numbers(between, ("step_s", "overlap", *(["at_once"] if "at_once" in between else [])), "between of [measured]", file)
         _numbers(measured, ("nodes",), "[measured]", file)
 
 

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from mpitrain.errors import ConfigError
 from mpitrain.schedules.grid import AXES, REPLICAS
-from mpitrain.schedules.level_times import Level, level_seconds, message_seconds
+from mpitrain.schedules.level_times import Level, level_seconds, message_seconds, stream_seconds
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_times import PipelineTimes, pipeline_times
 from mpitrain.schedules.pipeline_turns import waiting_weight
@@ -208,9 +208,18 @@ class _Side:
             lasts = self.one(bucket.operation, bucket.axes, bucket.nbytes, bucket.seconds)
             if lasts:
                 now = computed_at(now, at - computed, free, self.machine.overlap) + self.machine.collective_s
-                computed, free = at, max(free, now) + lasts
+                computed, free = at, max(now + lasts, max(free, now) + self.following(bucket, lasts))
         now = computed_at(now, times.stops[place] - computed, free, self.machine.overlap)
         return now, max(free, now)
+
+    def following(self, bucket: Bucket, lasts: float) -> float:
+        """Seconds after the bucket before it at which one is there that left while that was on its way: all that it takes alone,
+        where nobody has measured less."""
+        if bucket.seconds is not None or bucket.operation != "all_reduce" or self.algorithm != "auto":
+            return lasts
+        n, stride = group(self.lengths, bucket.axes)
+        found = stream_seconds(n, stride, bucket.nbytes, self.machine.levels)
+        return lasts if found is None else found
 
 
 def computed_at(now: float, left: float, free: float, speed: float) -> float:

@@ -22,7 +22,7 @@ from mpitrain.plan.planner.problem import SPLIT, Problem
 from mpitrain.plan.planner.traffic import sized
 from mpitrain.plan.planner.work import algorithm_of, timed, width_factor, wire_factor
 from mpitrain.schedules.grid import AXES, REPLICAS
-from mpitrain.schedules.level_times import level_seconds
+from mpitrain.schedules.level_times import level_seconds, stream_seconds
 from mpitrain.schedules.step_simulate import Collective, group
 
 ITEM = 4                      # bytes of a gradient
@@ -164,9 +164,10 @@ def _among_replicas(problem: Problem, c: Candidate, operation: str, nbytes: floa
         return 0.0
     levels, algorithm = problem.machine_of(c).levels, algorithm_of(problem.config)
     seconds = level_seconds(operation, n, stride, nbytes, levels, algorithm)
-    if operation == "all_reduce":
-        return seconds
-    return seconds + (number - 1) * level_seconds(operation, n, stride, NOTHING, levels, algorithm)
+    if operation != "all_reduce":
+        return seconds + (number - 1) * level_seconds(operation, n, stride, NOTHING, levels, algorithm)
+    together = stream_seconds(n, stride, nbytes, levels) if algorithm == "auto" else None
+    return seconds if together is None else min(seconds, together)
 
 
 def bounds_of(problem: Problem, c: Candidate) -> list[int]:
