@@ -22,6 +22,7 @@ from mpitrain.parallel.policies.choose import find_policy
 from mpitrain.placement.bytes import Forecast
 from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
+from mpitrain.placement.stages import cut
 from mpitrain.plan.activations import Course, Passes, counts, run_passes
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.planner.candidates import Candidate, Cuts
@@ -87,6 +88,19 @@ class Problem:
     def states(self, cuts: Cuts) -> list[int]:
         """The numbers of optimizer state that each block's parameters have."""
         return self._by_block(cuts, "states", lambda s, item: self.optimizer.state_size(s.parameter))
+
+    def sizes(self, cuts: Cuts) -> list[list[int]]:
+        """The sizes of each block's parameters, in order."""
+        def count() -> list[list[int]]:
+            placed = self.shared(cuts)
+            assert placed is not None, "it has been found to be there"
+            found: list[list[int]] = [[] for _ in range(self.n_blocks)]
+            places = placed.stage.places
+            for s in placed.layout().segments:
+                found[places.get(s.name, 0)].append(s.stop - s.start)
+            return found
+        counted: list[list[int]] = self.once(("sizes", cuts._replace(pp=1)), count)
+        return counted
 
     def _by_block(self, cuts: Cuts, what: str, size: Callable[[Any, int], int]) -> list[int]:
         def count() -> list[int]:
@@ -174,10 +188,17 @@ class Problem:
 
     def _cut(self, cuts: Cuts, chunks: int, recompute: Any) -> Cut:
         config = self._plain(cuts, chunks, recompute)
-        made = describe(config, self.inputs.tokens, self.inputs)
-        placed = place(made.model, Grid(cuts._asdict()), config.mesh, config.train, config.comm)
+
+        def whole() -> Placement:
+            made = describe(config, self.inputs.tokens, self.inputs)
+            return place(made.model, Grid(cuts._asdict()), config.mesh, config.train, config.comm)
+        # Stages of any number and size are slices of one model, whose layers are shared alike, and tied parameters apart.
+        known: Placement = self.once(("whole", cuts[1:], cuts.pp > 1, recompute), whole)
+        counts = config.mesh.stages
+        placed = replace(known, grid=Grid(cuts._asdict()), mesh=config.mesh, stage=cut(
+            known.stage.whole, 0, cuts.pp, chunks, counts=() if isinstance(counts, str) else counts))
         refuse_cuts(config, placed)
-        stages = [placed.at_stage(index) for index in range(cuts.pp)]
+        stages = [placed, *(placed.at_stage(index) for index in range(1, cuts.pp))]
         return Cut(stages, [stage.layout() for stage in stages])
 
     def require(self, c: Candidate) -> None:
