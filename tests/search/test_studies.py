@@ -75,12 +75,35 @@ def test_a_trial_that_fails_alike_ends_alone(tmp_path, study, mesh):
     assert record(tmp_path / "alone")["parameters_sha256"] == finished["parameters_sha256"]
 
 
+BLOCKS = """
+from mpitrain import nn
+
+def make(wrong: int, inputs: int, hidden: list, outputs: int):
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(inputs, outputs)) if wrong else nn.Linear(65, 10),
+                         *(nn.Linear(11 if i == wrong else 10, 10) for i in range(1, 6)))
+"""
+
+
+def test_a_trial_whose_stages_do_not_all_fit_ends_alone_whichever_stage_it_is(tmp_path, study):
+    (tmp_path / "blocks.py").write_text(BLOCKS)
+    start = STUDY.index("[space]")
+    study.write_text(STUDY[:start] + '[space]\n"model.wrong" = {choices = [0, 1, 2, 3, 4, 5, 6]}\n')
+    result = search(3, study, "search.ranks=3", "mesh.pp=3", "mesh.schedule=interleaved", "mesh.chunks=2", "train.micro_batches=3",
+                    "model.name=blocks.py:make", "search.sampler=grid", "search.trials=7", "search.pruner=none", "search.rungs=[1]",
+                    "train.epochs=1", "run.out=study")
+    assert result.rc == 0, result.err
+    states = {trial["values"]["model.wrong"]: trial for trial in told(tmp_path / "study")["trials"]}
+    assert {wrong: trial["state"] for wrong, trial in states.items()} == {**dict.fromkeys(range(6), "failed"), 6: "finished"}
+    assert all(trial["code"] == "E_SHAPE" and "Linear" in trial["message"] for trial in states.values() if "code" in trial)
+
+
 REFUSED = [
     (2, ("search.ranks=3",), 78, "search.ranks = 3 does not divide the 2 ranks of this job (these do: 1, 2)"),
     (1, ("search.objective=[\"accuracy\",\"-J\"]",), 78, "-J cannot be an objective while energy.source"),
     (1, ("search.objective=[\"-ms\"]", "log.every=12"), 78, "set log.every to 11 or less"),
     (2, ("model.init_from=nothing",), 66, "no trial of this study can begin, whatever its values: model.init_from names neither"),
     (2, ("search.ranks=2", 'log.observers=["own.py:None"]'), 78, "whatever its values: observer"),
+    (2, ("search.ranks=2", "mesh.pp=2", "model.inputs=32"), 65, "whatever its values: the model cannot take samples of shape"),
 ]
 
 

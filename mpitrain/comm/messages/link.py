@@ -18,7 +18,7 @@ from mpitrain.comm.job.start import tag_upper_bound
 from mpitrain.comm.messages.buffers import Host
 from mpitrain.comm.messages.interpreter import HEADER_TAG
 from mpitrain.comm.messages.polled import PolledWork
-from mpitrain.errors import DesyncError, ShapeError
+from mpitrain.errors import DesyncError, PeerError, ShapeError
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -28,7 +28,16 @@ if TYPE_CHECKING:
 DIMS = 8                                                      # an array may have so many dimensions at most
 HEAD = DIMS + 2                                               # numbers in a message that says a shape: dims, dtype, how many dims
 MOST_BYTES = 1 << 40                                          # of an array: no rank has memory for a tenth of it
+ABANDONED = -1                                                # in place of a dtype: the sender has failed, and nothing comes
 KINDS = ("float32", "float64", "float16", "int64", "int32", "uint8", "bool", "bfloat16")
+
+
+class Abandoned(PeerError):
+    """What was awaited does not come: virtual stage `at` of another rank has failed, which says why."""
+
+    def __init__(self, at: int):
+        super().__init__(f"virtual stage {at} has failed")
+        self.at = at
 
 
 class Message(PolledWork):
@@ -86,10 +95,18 @@ class Link:
         head[:array.ndim], head[DIMS], head[DIMS + 1] = array.shape, KINDS.index(dtype), array.ndim
         self.send(head, peer, tag, f"the shape of {what}")
 
+    def send_failure(self, at: int, peer: int, tag: int, what: str) -> None:
+        """Tell the peer that waits for a shape that none comes, since virtual stage `at` has failed."""
+        head = np.full(HEAD, ABANDONED, np.int64)
+        head[0] = at
+        self.send(head, peer, tag, f"that there is no {what}")
+
     def receive_shape(self, peer: int, tag: int, what: str) -> tuple[tuple[int, ...], str]:
-        """The shape and dtype that the peer tells by `send_shape`; waits for them."""
+        """The shape and dtype that the peer tells by `send_shape`; waits for them. Abandoned after its `send_failure`."""
         message = self.receive((HEAD,), np.int64, peer, tag, f"the shape of {what}")
         message.wait()
+        if message.array[DIMS] == ABANDONED:
+            raise Abandoned(int(message.array[0]))
         return shape_told(message.array, f"rank {peer} tells the shape of {what}")
 
     def finish(self, left: int = 0) -> None:

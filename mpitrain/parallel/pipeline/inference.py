@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpitrain.autograd import Tensor, enable_grad, in_single, no_grad
+from mpitrain.comm.messages.link import Abandoned
 from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.placement.stages import Stage
 from mpitrain.registry import is_own
@@ -31,10 +32,11 @@ class Inference:
         self.stage, self.feed, self.neighbours = stage, feed, neighbours
         self.forwards: list[Any] = list(stage.chunks)      # what computes each chunk's output; it may be exchanged
 
-    def run(self, batches: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Tensor, Any]]:
+    def run(self, batches: Iterable[tuple[Any, Any]], *, agreeing: bool = False) -> Iterator[tuple[Tensor, Any]]:
         """(output, y) for each host batch (x, y), without gradients, on ranks of the last stage; others yield nothing.
 
-        The model is in evaluation mode meanwhile.
+        The model is in evaluation mode meanwhile. Where ranks agree afterwards whether all of them have come through
+        (`agreeing`), a stage that fails tells those after it, which raise Abandoned.
         """
         model = self.stage.model
         was_training = model.training
@@ -43,7 +45,7 @@ class Inference:
             with no_grad():
                 for number, (x, y) in enumerate(batches):
                     for chunk in range(len(self.stage.chunks)):
-                        output = self._one(x, chunk, number)
+                        output = self._one(x, chunk, number, agreeing)
                     if self.stage.is_last:
                         yield output, y
         finally:
@@ -51,8 +53,17 @@ class Inference:
         if self.neighbours is not None:
             self.neighbours.link.finish()
 
-    def _one(self, x: Any, chunk: int, number: int) -> Tensor:
+    def _one(self, x: Any, chunk: int, number: int, agreeing: bool) -> Tensor:
         """The output of one chunk for batch `number`, which is sent on unless the chunk is the last."""
+        try:
+            return self._computed(x, chunk, number)
+        except Exception as error:
+            if agreeing and self.neighbours is not None:
+                virtual = self.stage.virtual(chunk)
+                self.neighbours.abandon_forward(virtual, len(x), error.at if isinstance(error, Abandoned) else virtual)
+            raise
+
+    def _computed(self, x: Any, chunk: int, number: int) -> Tensor:
         virtual, neighbours = self.stage.virtual(chunk), self.neighbours
         if virtual == 0:
             given = self.feed.tensors(x)

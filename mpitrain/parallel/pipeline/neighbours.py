@@ -69,6 +69,13 @@ class Neighbours:
                              "number of rows before; shapes between stages may depend on the number of rows only")
         self.link.send(output.array, peer, self._tag(FORWARD, virtual + 1, micro), what)
 
+    def abandon_forward(self, virtual: int, rows: int, at: int) -> None:
+        """Tells the next virtual stage, where it waits for a first shape, that virtual stage `at` has failed. One on the rank
+        of `at` itself waits for nothing any more."""
+        if virtual + 1 < min(self.stage.n_virtual, at + self.stage.n_stages) and (virtual, rows) not in self._told:
+            self.link.send_failure(at, self._rank(virtual + 1), self._tag(SHAPES, virtual + 1, 0),
+                                   f"output of {self.stage.describe(virtual)}")
+
     def send_backward(self, x: Tensor, virtual: int, micro: int) -> None:
         """Sends the gradient of a virtual stage's input back; zeros where it took no part."""
         grad: Array = x.grad if x.grad is not None else x.xp.zeros(x.shape, x.dtype)

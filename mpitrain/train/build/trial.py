@@ -17,9 +17,10 @@ from mpitrain.backend import array_module, asnumpy
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.guard import symmetric
 from mpitrain.comm.job.together import everywhere, on_first
+from mpitrain.comm.messages.link import Abandoned
 from mpitrain.data import Dataset, scan_labels, scan_targets
 from mpitrain.data.columns import Columns
-from mpitrain.errors import ConfigError, DesyncError, GraphError, ShapeError, with_place
+from mpitrain.errors import ConfigError, DesyncError, GraphError, MpitrainError, ShapeError, with_place
 from mpitrain.nn.loss import terms
 from mpitrain.nn.module import Module
 from mpitrain.parallel.pipeline.inference import Inference, given_to
@@ -60,7 +61,7 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     if control is not None and isinstance(x, Columns):
         from mpitrain.train.build.extremes import try_extremes  # few models have inputs by name
         try_extremes(inference, inputs, control)
-    outputs = outputs_of(inference, x, y, file)
+    outputs = outputs_of(inference, x, y, file) if control is None else agreed_outputs(control, inference, x, y, file)
     found = outputs[0].shape if outputs else None
     shape, host_y, y = output_shape(found), y, inference.feed.part(y)
     classes = loss.kind == "classes"
@@ -87,12 +88,33 @@ def try_samples(inference: Inference, loss: Any, inputs: Inputs, placement: Plac
     return Trial(n_classes, ignore, list(dict.fromkeys(filter(None, told))), shape)
 
 
-def outputs_of(inference: Inference, x: Any, y: Any, file: str) -> list[Tensor]:
+def agreed_outputs(control: Objects, inference: Inference, x: Any, y: Any, file: str) -> list[Tensor]:
+    """`outputs_of`, whose error is raised on the ranks of all stages alike, though one stage met it: nobody waits for it."""
+    if inference.stage.n_stages == 1:
+        return outputs_of(inference, x, y, file)
+    outputs, own = list[Tensor](), list[MpitrainError]()
+
+    def run() -> None:
+        try:
+            with suppress(Abandoned):
+                outputs.extend(outputs_of(inference, x, y, file, agreeing=True))
+        except MpitrainError as error:
+            own.append(error)
+            raise
+    try:
+        everywhere(control, run)
+    except MpitrainError as error:
+        raise error from (own[0] if own else None)
+    return outputs
+
+
+def outputs_of(inference: Inference, x: Any, y: Any, file: str, *, agreeing: bool = False) -> list[Tensor]:
     """The model's output for some samples of `file`, as a list of one, on ranks that have it; ShapeError where it cannot take
     them."""
     outputs: list[Tensor] = []
     try:
-        call(lambda: outputs.extend(output for output, _ in inference.run([(x, y)])), "the model, run on one sample,", {})
+        call(lambda: outputs.extend(output for output, _ in inference.run([(x, y)], agreeing=agreeing)),
+             "the model, run on one sample,", {})
     except ShapeError as error:
         made_float = not inference.feed.tokens and not isinstance(x, Columns) and x.dtype.kind in "biu"
         cast = f", cast to {inference.feed.dtype}" if made_float else ""
