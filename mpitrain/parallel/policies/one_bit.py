@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from mpitrain.backend import Array
-from mpitrain.errors import ConfigError
 from mpitrain.optim.one_bit import OneBit
 from mpitrain.parallel.compress.one_bit import MomentumSum
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
@@ -25,13 +24,6 @@ class OneBitReplicated(Replicated):
                            rate=lambda: self.rate(self.step - self.behind), seed=self.setup.config.run.seed)
         self.compressed = made
         return made
-
-    def open(self, optimizer: Any, rate: Any) -> None:
-        name = next((p.twin_of for p in self.stage.whole.parameters() if p.twin_of), "")
-        if name:
-            raise ConfigError(f'{optimizer.title} exchanges momenta, and "{name}" has a gradient of which two stages have parts; '
-                              'set mesh.pp = 1, untie it, or optimizer.name = "adamw"')
-        super().open(optimizer, rate)
 
     def way(self) -> str:
         return f"{super().way()} after step {self.optimizer.frozen_after}"

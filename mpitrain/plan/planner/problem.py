@@ -148,7 +148,7 @@ class Problem:
         config = self._plain(cuts, 1, self.config.train.recompute)
         made = describe(config, self.inputs.tokens, self.inputs)
         placed = place(made.model, Grid(cuts._asdict()), config.mesh, config.train, config.comm)
-        refuse_parts(self.optimizer.title if self.optimizer.whole_parameters else "", placed)
+        refuse_parts(self.optimizer, placed)
         refuse_cuts(config, placed)
         placed.refuse_samples(*self.sample)
         return placed
@@ -176,6 +176,7 @@ class Problem:
         config = self._plain(cuts, chunks, recompute)
         made = describe(config, self.inputs.tokens, self.inputs)
         placed = place(made.model, Grid(cuts._asdict()), config.mesh, config.train, config.comm)
+        refuse_parts(self.optimizer, placed)
         refuse_cuts(config, placed)
         stages = [placed.at_stage(index) for index in range(cuts.pp)]
         return Cut(stages, [stage.layout() for stage in stages])

@@ -213,7 +213,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         inputs, control, device, rows=-(-t.batch_size // n_micro), parts=mesh.size("pp") * m.chunks, seed=config.run.seed,
         precision=t.precision)
     placement = place(model, mesh, m, t, comm, stages=stages)
-    refuse_parts(valid.whole_parameters, placement)
+    refuse_parts(valid.tried, placement)
     refuse_cuts(config, placement)
     context = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
