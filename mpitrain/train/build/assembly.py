@@ -272,7 +272,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
     run = Assembled(config, trainer, state, policy, control, model)
     observe(run)
-    trainer.notes += [*policy.notes, *context.notes, *tried]
+    trainer.notes += [*policy.notes, *comm.idle, *context.notes, *tried]
     for part in parts:
         part.join(run)
     if comm.sharding != "none" and mesh.n_places > 1:
