@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from mpitrain.config.messages import Refusal, toml, written
@@ -55,7 +56,7 @@ def amount(config: Config) -> Iterator[Refusal]:
     """Noise is given, or found for an epsilon."""
     p, keys = config.privacy, ("privacy.noise", "privacy.epsilon")
     found = noise_of(p)
-    if found is None or found[0] < 0:
+    if found is None or not 0 <= found[0] < math.inf:
         yield (f'privacy.noise must be a number of 0 or more, or "seeded:1.1" for tests, found {toml(p.noise)}', keys)
     elif p.epsilon < 0:
         yield f"privacy.epsilon must be more than 0, found {written(p.epsilon)}", keys

@@ -156,6 +156,12 @@ class CommConfig:
     compress_force: bool = False             # compress between all ranks, also those of one node
 
     @property
+    def idle(self) -> list[str]:
+        """A line about a key that changes nothing. It is not refused: a study may have `compress` as a choice, "" among them."""
+        return [f"comm.compress_after = {self.compress_after} has no effect: comm.compress is empty, so that gradients travel as "
+                "they are in all steps"] if self.compress_after and not self.compress else []
+
+    @property
     def cuts(self) -> str:
         """The states that the policy cuts, one of STATES; "none" for a user's own."""
         found: str = POLICIES[self.sharding].cuts if self.sharding in POLICIES else "none"

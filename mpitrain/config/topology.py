@@ -56,6 +56,13 @@ class WorkersConfig:
     discount: float = 0.5                    # a result s changes old counts (1 + s)^-discount
     spread: float = 0.5                      # simulated: standard deviation of the logarithms of workers' speeds
 
+    @property
+    def usual(self) -> int:
+        """The number of workers of a round on average, as far as `each_round` is right, which draws look at."""
+        if isinstance(self.each_round, str):
+            return max(1, round(float(self.each_round.partition(":")[2]) * self.count))
+        return self.each_round or self.count
+
 
 @dataclass(frozen=True)
 class PrivacyConfig:

@@ -200,6 +200,7 @@ def placement_text(parameter: nn.Parameter) -> str:
 def exchange_lines(config: Config, stages: Sequence[Placement], tried: Optimizer, level: Any, steps: int) -> Iterator[str]:
     """What ranks exchange less of, and what that keeps, in a run of so many steps; nothing of most runs."""
     kind = stages[0].kind
+    yield from config.comm.idle
     if config.comm.compress and kind == "none":
         from mpitrain.plan.compression import compression_lines
         yield from compression_lines(config, stages)

@@ -50,7 +50,7 @@ class Prepared:
         """The first rank's part of the model, which is cut by this, once. MeshError and ConfigError where it cannot be."""
         config = self.config
         found = place(self.model, self.grid, config.mesh, config.train, config.comm)
-        refuse_parts(self.valid.whole_parameters, found)
+        refuse_parts(self.valid.tried, found)
         refuse_cuts(config, found)
         return found
 

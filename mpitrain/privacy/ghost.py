@@ -13,7 +13,7 @@ Then each row of the output gradients is scaled, and the second half makes the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from mpitrain.kernels.convolution import unfold
 from mpitrain.nn import Flatten, Module, Sequential
 from mpitrain.nn.activation import OfEach
 from mpitrain.nn.basic import Check
+from mpitrain.nn.parameter import Parameter
 from mpitrain.ops.conv import Conv2d
 from mpitrain.ops.index import Embedding
 from mpitrain.ops.linalg import Linear
@@ -53,10 +54,22 @@ def squared_norms(deferred: Deferred, rows: int) -> Squares:
 
 
 def suits(model: Module) -> bool:
-    """Whether norms of rows follow from whole batches: all layers are ours and keep rows apart, and those with parameters have a
-    rule. Of a layer of the user's own nobody knows whether it does."""
-    parameters = list(model.parameters())
-    return not any(p.twin_of for p in parameters) and all(_keeps_rows(layer) for _, layer in model.named_modules())
+    """Whether norms of rows follow from whole batches: all layers are ours and keep rows apart, those with parameters have a
+    rule, and no parameter is used twice. Of a layer of the user's own nobody knows whether it does."""
+    if any(p.twin_of for p in model.parameters()) or not all(_keeps_rows(layer) for _, layer in model.named_modules()):
+        return False
+    used = [id(p) for p in _uses(model)]
+    return len(used) == len(set(used))
+
+
+def _uses(model: Module) -> Iterator[Parameter]:
+    """The parameters of a forward, once for each layer that uses them: a Sequential runs each of its blocks once, and the same
+    layer as often as it stands there."""
+    if isinstance(model, Sequential):
+        for block in model:
+            yield from _uses(block)
+    else:
+        yield from model.parameters()
 
 
 def _keeps_rows(layer: Module) -> bool:

@@ -6,7 +6,7 @@ What runs afterwards is the table of rounds that was proved, over and over, and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from hashlib import sha256
 from numbers import Rational
@@ -131,17 +131,10 @@ def _rounds(graph: Callable[..., Any], n: int, period: int | None, name: str) ->
 
 
 def _edges(graph: Callable[..., Any], index: int, n: int, name: str) -> tuple[Edge, ...]:
-    """The messages of one round, each of them looked at."""
+    """The messages of one round, each of them looked at as it comes: a list without an end soon has a pair twice."""
     where = f'graph "{name}", round {index} of {n} workers'
-    try:
-        found = answer(graph, "round, n", index, n)
-        listed = [*found]
-    except MpitrainError as error:
-        raise ScheduleError(f"{where}: {error.message}") from error
-    except Exception as error:
-        raise ScheduleError(f"{where} raised {name_and_text(error, place(error))}") from error
     edges, pairs = [], set()
-    for one in listed:
+    for one in _listed(graph, index, n, where):
         if not isinstance(one, (tuple, list)) or len(one) != 3:
             raise ScheduleError(f"{where}: a message is (from, to, weight), found {shown(one)}")
         source, target, weight = one
@@ -155,6 +148,16 @@ def _edges(graph: Callable[..., Any], index: int, n: int, name: str) -> tuple[Ed
         pairs.add((source, target))
         edges.append(Edge(int(source), int(target), _weight(weight, source, target, where)))
     return tuple(sorted(edges))
+
+
+def _listed(graph: Callable[..., Any], index: int, n: int, where: str) -> Iterator[Any]:
+    """What the graph lists for a round."""
+    try:
+        yield from answer(graph, "round, n", index, n)
+    except MpitrainError as error:
+        raise ScheduleError(f"{where}: {error.message}") from error
+    except Exception as error:
+        raise ScheduleError(f"{where} raised {name_and_text(error, place(error))}") from error
 
 
 def _weight(weight: Any, source: int, target: int, where: str) -> Fraction:

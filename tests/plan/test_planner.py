@@ -87,6 +87,17 @@ def test_what_only_a_sample_or_the_loss_tells_is_refused_too(folder: Path) -> No
     assert any(plan.candidate.cuts.tp == 2 for plan in best_first(plain, 2))
 
 
+def test_stages_that_share_a_parameter_are_neither_planned_nor_inspected_with_momenta_at_one_bit(folder: Path) -> None:
+    own = ["optimizer.freeze=2", "optimizer.name=onebit_adam"]
+    problem = Problem(load_config(folder / "gpt.toml", own), load_machine(folder / "made-up.toml"))
+    assert {plan.candidate.cuts.pp for plan in islice(best_first(problem, 4), 8)} == {1}
+    assert any('"embed.token.weight" has a gradient of which two stages have parts' in said for said in problem.refused)
+    assert "parameters" in next(inspect_config(load_config(folder / "gpt.toml", own), 2))
+    for name in ("onebit_adam", "onebit_lamb", "zeroone_adam"):
+        with pytest.raises(ConfigError, match=r"set mesh\.pp = 1, untie it"):
+            next(inspect_config(load_config(folder / "gpt.toml", [*own, f"optimizer.name={name}", "mesh.pp=2"]), 2))
+
+
 @pytest.mark.parametrize(("machine", "ranks"), [("made-up.toml", 1), ("made-up.toml", 8), ("slow.toml", 4)])
 def test_the_first_plans_are_the_fastest_of_all_candidates(folder: Path, machine: str, ranks: int) -> None:
     problem = Problem(load_config(folder / "gpt.toml", []), load_machine(folder / machine))

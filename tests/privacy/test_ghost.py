@@ -94,8 +94,19 @@ class Twice(nn.Module):
         return self.layer(self.layer(x))
 
 
+def in_two_places() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    return nn.Sequential(nn.Sequential(layer, nn.ReLU()), layer)
+
+
+def one_weight() -> nn.Module:
+    first, second = nn.Linear(6, 6), nn.Linear(6, 6)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
 @pytest.mark.parametrize("model", [
-    Twice(), models.gpt(1, 2, 8, 4, 5), nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4)),
+    Twice(), in_two_places(), one_weight(), models.gpt(1, 2, 8, 4, 5), nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4)),
     nn.Sequential(nn.Linear(6, 4), nn.Softmax(0)),
     nn.Sequential(nn.Flatten(start=0), nn.Linear(30, 4)), nn.Sequential(nn.Linear(6, 4), nn.PReLU()),
     nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4))])

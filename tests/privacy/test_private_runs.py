@@ -26,16 +26,30 @@ pytestmark = pytest.mark.alone
 LAYOUT = "train.reproducible=layout", "train.steps=3", "privacy.noise=seeded:0.5"
 BY_ROW = "privacy.by_row=true"
 HIDDEN = "privacy.noise=0.5"
+SHARED = """
+from mpitrain import nn
+
+
+def chain(inputs, hidden, outputs):
+    middle = nn.Linear(8, 8, bias=False)
+    return nn.Sequential(nn.Flatten(), ("first", nn.Linear(inputs, 8, bias=False)), ("middle", middle), ("again", middle),
+                         ("head", nn.Linear(8, outputs, bias=False)))
+"""
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A folder of runs, made by one start of mpirun, and what each has told, by the name of its folder."""
     folder = tmp_path_factory.mktemp("private")
     write(folder, ROWS, "rows.toml")
     write(folder, CLIENTS, "clients.toml")
+    (folder / "shared.py").write_text(SHARED)
+    chain = "model.name=shared.py:chain"
     asked: list[tuple[Any, ...]] = [
         (1, "rows.toml", "optimizer.lr=0.0", "run.out=start"),
         (1, "rows.toml", "run.out=clipped"), (1, "rows.toml", "privacy.clip=100.0", "run.out=whole"),
         (2, "rows.toml", BY_ROW, "run.out=by_row"),
+        (1, "rows.toml", chain, "optimizer.lr=0.0", "run.out=start_shared"), (2, "rows.toml", chain, "run.out=shared"),
         *((n, "rows.toml", *LAYOUT, "train.micro_batches=4", f"run.out=rows{n}") for n in (1, 3)),
         *((n, "rows.toml", *LAYOUT, BY_ROW, f"run.out=each{n}") for n in (1, 3)),
         (1, "rows.toml", HIDDEN, "train.steps=6", "checkpoint.every=2", "run.out=hidden"),
@@ -50,29 +64,58 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return folder, {words[-1].partition("=")[2]: one for (_, *words), one in zip(asked, told, strict=True)}
 
 
-def parameters(run: Path) -> dict[str, np.ndarray]:
+def parameters(run: Path, *names: str) -> dict[str, np.ndarray]:
     found = store.latest(run / "checkpoints")
-    return {name: found.read(f"parameters/{name}").astype(np.float64) for name in ("head.weight", "head.bias")}
+    return {name: found.read(f"parameters/{name}").astype(np.float64) for name in names or ("head.weight", "head.bias")}
+
+
+def first_batch() -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the first step, (n, 64) and (n,)."""
+    inputs = open_data("digits", transform=["scale"], validation="tail:0.2")
+    inputs.transforms.fit(inputs.training, inputs.train_rows)
+    rows = PoissonSampler(inputs.train_rows, 16 / 1437, seed=0).rows(0)
+    assert 5 < len(rows) < 40 and len(rows) != 16
+    x, y = inputs.training.read(rows)
+    return inputs.transforms(x).reshape(len(rows), 64).astype(np.float64), y
+
+
+def error_of(logits: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of the loss by each row's outputs."""
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    return p / p.sum(1, keepdims=True) - np.eye(10)[y]
 
 
 @pytest.mark.parametrize("run, clip", [("clipped", 1.0), ("by_row", 1.0), ("whole", 100.0)])
 def test_a_step_is_the_sum_of_clipped_gradients_over_the_expected_number(found: Any, run: str, clip: float) -> None:
     folder, _ = found
     before, after = parameters(folder / "start"), parameters(folder / run)
-    inputs = open_data("digits", transform=["scale"], validation="tail:0.2")
-    inputs.transforms.fit(inputs.training, inputs.train_rows)
-    rows = PoissonSampler(inputs.train_rows, 16 / 1437, seed=0).rows(0)
-    assert 5 < len(rows) < 40 and len(rows) != 16
-    x, y = inputs.training.read(rows)
-    x = inputs.transforms(x).reshape(len(rows), 64).astype(np.float64)
-    logits = x @ before["head.weight"].T + before["head.bias"]
-    p = np.exp(logits - logits.max(1, keepdims=True))
-    error = p / p.sum(1, keepdims=True) - np.eye(10)[y]
+    x, y = first_batch()
+    error = error_of(x @ before["head.weight"].T + before["head.bias"], y)
     norms = np.sqrt((error ** 2).sum(1) * ((x ** 2).sum(1) + 1))          # of the outer product, and of the bias
     scaled = error * np.minimum(1, clip / norms)[:, None]
     assert (norms > 1).any() and not (norms > 100).any()
     for name, total in (("head.weight", scaled.T @ x), ("head.bias", scaled.sum(0))):
         assert np.allclose(after[name], before[name] - 0.5 * total / 16, rtol=0, atol=4e-6)
+
+
+def test_a_layer_that_is_used_twice_has_each_rows_gradient_of_both_uses_clipped(found: Any) -> None:
+    """Its rows are micro-batches of their own: no rule of norms knows a sum of two uses."""
+    folder, _ = found
+    names = "first.weight", "middle.weight", "head.weight"
+    before, after = (parameters(folder / run, *names) for run in ("start_shared", "shared"))
+    x, y = first_batch()
+    first, middle, head = before.values()
+    h = [x @ first.T]
+    h += [h[0] @ middle.T, h[0] @ middle.T @ middle.T]
+    g = [error_of(h[2] @ head.T, y)]
+    g += [g[0] @ head, g[0] @ head @ middle, g[0] @ head @ middle @ middle]
+    each = [np.einsum("no,ni->noi", a, b) for a, b in ((g[3], x), (g[2], h[0]), (g[1], h[1]), (g[0], h[2]))]
+    each = [each[0], each[1] + each[2], each[3]]
+    norms = np.sqrt(sum((one ** 2).sum((1, 2)) for one in each))
+    assert (norms > 1).any()
+    for name, one in zip(names, each):
+        total = (one * np.minimum(1, 1 / norms)[:, None, None]).sum(0)
+        assert np.allclose(after[name], before[name] - 0.5 * total / 16, rtol=0, atol=4e-6), name
 
 
 def test_bits_of_private_rows_and_clients_do_not_depend_on_ranks(found: Any) -> None:

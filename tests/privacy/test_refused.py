@@ -18,6 +18,8 @@ REFUSED = [
     ("rows.toml", ["privacy.noise=0.0"], "privacy.noise = 0 hides nobody; set privacy.noise to 1.0, say"),
     ("clients.toml", ["privacy.noise=0.0", "privacy.secure=true"], "though privacy.secure = true: masks hide each client's part"),
     ("rows.toml", ["privacy.noise=hidden"], 'privacy.noise must be a number of 0 or more, or "seeded:1.1" for tests'),
+    ("rows.toml", ["privacy.noise=seeded:nan"], "privacy.noise must be a number of 0 or more"),
+    ("rows.toml", ["privacy.noise=seeded:inf"], "privacy.noise must be a number of 0 or more"),
     ("rows.toml", ["privacy.noise=-1.0"], "privacy.noise must be a number of 0 or more"),
     ("rows.toml", ["privacy.noise=1.0", "privacy.epsilon=3.0"], "are both given, and noise is found for an epsilon"),
     ("rows.toml", ["privacy.noise=0.0", "privacy.epsilon=1e-9", "train.steps=100000"], "privacy.epsilon = 1e-09 cannot be had"),

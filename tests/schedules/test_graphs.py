@@ -106,6 +106,13 @@ def counting(round, n):
     yield 0, 1, Fraction(1, 2 + round)
 
 
+def endless(round, n):
+    """A loop without an end, but for who asks it for more messages than there are pairs of workers."""
+    for _ in range(n * n):
+        yield 0, 1, half
+    raise RecursionError("it is asked for more")
+
+
 def failing(round, n):
     raise KeyError("neighbour")
 
@@ -117,6 +124,7 @@ WRONG = [
     (lambda round, n: [(-1, 0, half)], "d-psgd", r"there is no worker -1"),
     (lambda round, n: [(1, 1, half)], "d-psgd", r"worker 1 sends to itself; list what goes to others"),
     (lambda round, n: [(0, 1, half), (0, 1, half)], "d-psgd", r"worker 0 sends to worker 1 twice"),
+    (endless, "d-psgd", r"worker 0 sends to worker 1 twice"),
     (lambda round, n: [(0, 1, 0)], "d-psgd", r"the weight from worker 0 to worker 1 is a Fraction above 0"),
     (lambda round, n: [(0, 1, math.nan)], "d-psgd", r"a Fraction above 0 and at most 1, found nan"),
     (lambda round, n: [(0, 1, "1/2")], "d-psgd", r"found '1/2' \(str\)"),

@@ -173,7 +173,10 @@ def test_drift_is_the_workers_distance_from_their_mean(config: Path) -> None:
     (("comm.node_shared=true",), "found comm.node_shared = true"),
     (("train.threads=2",), "[workers] needs one BLAS thread a rank"),
     (("train.steps=0", "train.epochs=2"), "a federation's length is its rounds"),
-    (("workers.each_round=1",), "a round of about 1 workers leaves some of 2 ranks without one; run with -n 1 or less"),
+    (("workers.each_round=1",), "a round of about 1 workers leaves some of 2 ranks without one; run with -n 1 or less, or set "
+                                "workers.each_round to 2 or more"),
+    (("train.micro_batches=1",), "a round of about 6 workers with seats for 1, train.micro_batches = 1, leaves some of 2 ranks "
+                                 "without one; run with -n 1 or less, or set train.micro_batches to 2 or more"),
     (("sync.levels=[{over='workers', delay=1}]",), "sync.delay = 1 is not for [[sync]] over workers"),
     (("sync.levels=[{over='workers'}, {over='site', every=5}]",), 'has one level of [[sync]], over = "workers"'),
     (("sync.levels=[{over='workers', outer='fedadm'}]",), 'unknown outer rule "fedadm"'),

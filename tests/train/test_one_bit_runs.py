@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -50,6 +51,31 @@ def test_a_run_that_is_taken_up_again_has_the_bits_of_one_that_was_not(tmp_path:
         result = train(n, config, f"run.out={folder}", *options, "--resume")
         assert result.rc == 0, result.err
         assert record(tmp_path / folder)["metrics"]["loss"] == pytest.approx(whole["metrics"]["loss"], rel=0.1)
+
+
+def test_a_run_that_ends_within_a_round_leaves_the_model_of_its_numbers(tmp_path: Path) -> None:
+    """Its ranks have parameters of their own then, as they have at a checkpoint in the middle of a round. One rank reads both."""
+    config = write(tmp_path, RUN)
+    options = ("optimizer.name=zeroone_adam", "optimizer.lr=0.01", "optimizer.freeze=3", "optimizer.local_every=1",
+               "optimizer.local_steps=8", "train.eval_every=1")
+    result = train(3, config, *options, "run.out=early", "stop.patience=9", "stop.min_delta=10")
+    assert result.rc == 0 and "step 10  the run ends" in result.out, result.err
+    run = record(tmp_path / "early")
+    assert any(name.startswith("drift/") for name in load(tmp_path / "early/checkpoints/step-00000010").arrays)
+    assert load(tmp_path / "early/checkpoints/step-00000010").hashes["parameters_sha256"] == run["parameters_sha256"]
+    assert evaluated(tmp_path / "early", 3) == evaluated(tmp_path / "early", 1) == run["metrics"]
+    result = train(2, config, *options, "run.out=whole", "train.eval_every=8", "checkpoint.keep=9")
+    assert result.rc == 0, result.err
+    best = load(tmp_path / "whole/checkpoints/step-00000008")
+    assert any(name.startswith("drift/") for name in best.arrays)
+    assert evaluated(tmp_path / "whole", 1, "--step", "8") == best.meta["metrics"]
+
+
+def evaluated(folder: Path, n: int, *options: str) -> dict[str, float]:
+    """What `evaluate` says on so many ranks."""
+    result = mpirun(n, "-m", "mpitrain", "evaluate", folder, *options, cwd=folder)
+    assert result.rc == 0, result.err
+    return {name: value for name, value in json.loads(result.out).items() if name in ("loss", "accuracy")}
 
 
 def test_after_the_freeze_a_step_sends_a_thirtieth_and_a_local_one_nothing(tmp_path: Path) -> None:

@@ -14,9 +14,11 @@ from runs import DIGITS, many, ok, record, steps, train, write
 
 from mpitrain.checkpoint import store
 from mpitrain.config import load_config
+from mpitrain.config.federated import MOST_SPREAD
 from mpitrain.errors import MpitrainError
 from mpitrain.parallel.workers.paced import Seated, Server
 from mpitrain.schedules.arrivals import Clock, Pace
+from mpitrain.train.build import paced
 from mpitrain.train.build.inputs import open_data
 from mpitrain.train.build.paced import PacedFederation
 
@@ -147,11 +149,19 @@ def test_results_count_less_the_later_they_are() -> None:
     np.testing.assert_allclose(server.theta, v2, rtol=1e-12)
 
 
+def test_speeds_of_the_widest_spread_are_numbers_whose_sums_are_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    for drawn in (0, 2**64 - 1):                              # the fastest and the slowest of all workers there can be
+        monkeypatch.setattr(paced, "key", lambda *words, drawn=drawn: drawn)
+        assert 0 < paced.speed(0, 0, MOST_SPREAD) < math.inf
+        assert math.isfinite(paced.speed(0, 0, MOST_SPREAD) * 2**64)
+
+
 REFUSED = [
     ("workers.arrival=nowhere.jsonl", 'is neither "simulated" nor "recorded", and no record can be read there'),
     ("workers.in_flight=0", "workers.in_flight must be at least 1, found 0"),
     ("workers.staleness=-1", "workers.staleness must be at least 0, found -1"),
     ("workers.discount=-0.5", "workers.discount must"),
+    ("workers.spread=1e9", "workers.spread must be at most 50, found 1e+09"),
     ("workers.correct=scaffold", 'workers.correct = "scaffold", which adds up over a round; set it to "" or "prox:0.1"'),
     ('sync.levels=[{over="workers", outer="fedadam"}]', '[[sync]] outer = "fedadam", a rule for the mean of a round'),
     ("workers.arrival=bad.jsonl", "line 1 must be an object with round, turn, worker, version and factor, found '[3]'"),

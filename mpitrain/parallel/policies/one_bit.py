@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mpitrain.errors import ConfigError
+from mpitrain.backend import Array
 from mpitrain.optim.one_bit import OneBit
 from mpitrain.parallel.compress.one_bit import MomentumSum
 from mpitrain.parallel.gradients.bucket_sum import BucketSum
@@ -17,6 +17,7 @@ class OneBitReplicated(Replicated):
     """`Replicated` until the optimizer's freeze, to the bit."""
 
     optimizer: OneBit
+    _ended = -1                                               # The step after which the run was over, within a round.
 
     def bucket_sum(self) -> BucketSum:
         made = MomentumSum(self.channel, self.layout, self.optimizer, step=lambda: self.step - self.began,
@@ -24,20 +25,13 @@ class OneBitReplicated(Replicated):
         self.compressed = made
         return made
 
-    def open(self, optimizer: Any, rate: Any) -> None:
-        name = next((p.twin_of for p in self.stage.whole.parameters() if p.twin_of), "")
-        if name:
-            raise ConfigError(f'{optimizer.title} exchanges momenta, and "{name}" has a gradient of which two stages have parts; '
-                              'set mesh.pp = 1, untie it, or optimizer.name = "adamw"')
-        super().open(optimizer, rate)
-
     def way(self) -> str:
         return f"{super().way()} after step {self.optimizer.frozen_after}"
 
     @property
     def drifts(self) -> bool:
         """Whether ranks have parameters of their own after the last step."""
-        return self.optimizer.drifts(self.optimizer.steps)
+        return self._ended != self.optimizer.steps and self.optimizer.drifts(self.optimizer.steps)
 
     def recompute(self) -> None:
         """Parameters after a step within a round, of what its ranks had at its start and what this one has by itself."""
@@ -55,13 +49,27 @@ class OneBitReplicated(Replicated):
         if not self.drifts:
             yield
             return
-        own = self.values.copy()
-        self.values /= self.channel.size
-        self.channel.allreduce(self.values, name="parameters to evaluate")
-        self._changed()
+        own = self._take_mean()
         yield                                                 # An error inside ends the run.
         self.values[...] = own
         self._changed()
+
+    def end(self) -> None:
+        """The run is over, perhaps within a round: the mean of the ranks' parameters is its result. It communicates."""
+        if self.drifts:
+            self._take_mean()
+            self._ended = self.optimizer.steps
+
+    def _take_mean(self) -> Array:
+        """Parameters become the mean over the ranks; this rank's own. It communicates."""
+        own = self.values.copy()
+        self.values /= self.channel.size
+        self.channel.allreduce(self.values, name="mean of the ranks")
+        for s in self.layout.segments:
+            if not s.parameter.requires_grad:                 # Ranks have these alike, and a mean would round them.
+                self.values[s.start:s.stop] = own[s.start:s.stop]
+        self._changed()
+        return own
 
     def _changed(self) -> None:
         for segment in self.layout.segments:

@@ -25,10 +25,14 @@ def whole_models(config: Config, grid: Grid, on_gpu: bool) -> Iterator[Exception
     for axis in ("pp", "tp", "ep", "cp"):
         if grid.size(axis) > 1:
             yield MeshError(f"{WHAT}, which has the whole model, found mesh.{axis} = {grid.size(axis)}; set mesh.{axis} = 1")
-    seats = config.train.micro_batches
-    if grid.n_places > seats:
-        yield MeshError(f"a round of about {seats} workers leaves some of {grid.n_places} ranks without one; run with -n {seats} "
-                        f"or less, or set workers.each_round to {grid.n_places} or more")
+    seats, usual, n = config.train.micro_batches, config.workers.usual, grid.n_places
+    if n > seats:
+        given, key = "", "workers.each_round"
+        if seats != usual:
+            key = "train.micro_batches"
+            given = f" with seats for {seats}, {key} = {seats},"
+        yield MeshError(f"a round of about {usual} workers{given} leaves some of {n} ranks without one; run with -n {seats} or "
+                        f"less, or set {key} to {n} or more")
     c, o = config.comm, config.optimizer
     for wrong, found, instead in (
             (c.sharding != "none", f'comm.sharding = "{c.sharding}"', 'comm.sharding = "none"'),

@@ -162,7 +162,7 @@ class Problem:
         config = self._plain(cuts, 1, self.config.train.recompute)
         made = describe(config, self.inputs.tokens, self.inputs)
         placed = place(made.model, Grid(cuts._asdict()), config.mesh, config.train, config.comm)
-        refuse_parts(self.optimizer.title if self.optimizer.whole_parameters else "", placed)
+        refuse_parts(self.optimizer, placed)
         refuse_cuts(config, placed)
         placed.refuse_samples(*self.sample)
         return placed
@@ -197,6 +197,7 @@ class Problem:
         counts = config.mesh.stages
         placed = replace(known, grid=Grid(cuts._asdict()), mesh=config.mesh, stage=cut(
             known.stage.whole, 0, cuts.pp, chunks, counts=() if isinstance(counts, str) else counts))
+        refuse_parts(self.optimizer, placed)
         refuse_cuts(config, placed)
         stages = [placed, *(placed.at_stage(index) for index in range(1, cuts.pp))]
         return Cut(stages, [stage.layout() for stage in stages])

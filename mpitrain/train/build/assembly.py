@@ -213,7 +213,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
         inputs, control, device, rows=-(-t.batch_size // n_micro), parts=mesh.size("pp") * m.chunks, seed=config.run.seed,
         precision=t.precision)
     placement = place(model, mesh, m, t, comm, stages=stages)
-    refuse_parts(valid.whole_parameters, placement)
+    refuse_parts(valid.tried, placement)
     refuse_cuts(config, placement)
     context = connect(placement, mesh, control, shared=comm.algorithm == "auto" and device.name == "cpu")
     if isinstance(stages, MeasuredCut):
@@ -272,7 +272,7 @@ def assemble(model: nn.Module, inputs: Inputs, mesh: Mesh, *, loss: Any, optimiz
                           *([] if quiet or control.rank else [Console(config.log.progress_s)])]
     run = Assembled(config, trainer, state, policy, control, model)
     observe(run)
-    trainer.notes += [*policy.notes, *context.notes, *tried]
+    trainer.notes += [*policy.notes, *comm.idle, *context.notes, *tried]
     for part in parts:
         part.join(run)
     if comm.sharding != "none" and mesh.n_places > 1:

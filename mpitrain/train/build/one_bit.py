@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from mpitrain.checkpoint.drift import Drift
 from mpitrain.checkpoint.manifest import Checkpoint
@@ -13,6 +13,10 @@ from mpitrain.optim import Optimizer
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.schedules.grid import Grid
 from mpitrain.train.build.extension import Assembled, Extension
+from mpitrain.train.observers.observer import Observer
+
+if TYPE_CHECKING:
+    from mpitrain.parallel.policies.one_bit import OneBitReplicated
 
 
 def refuse_one_bit(config: Config, grid: Grid, optimizer: Any, steps: int, *, on_gpu: bool) -> None:
@@ -51,17 +55,30 @@ def refuse_one_bit(config: Config, grid: Grid, optimizer: Any, steps: int, *, on
     optimizer.planned(steps, 1)
 
 
+class End(Observer):
+    """Ends a run with the mean of its ranks. The first observer: the others see that."""
+
+    def __init__(self, policy: OneBitReplicated):
+        self.policy = policy
+
+    def finish(self, step: int) -> None:
+        self.policy.end()
+
+
 class OneBit(Extension):
-    """Evaluations are of the ranks' mean, and checkpoints hold what each has by itself."""
+    """What is evaluated, and what a checkpoint and the end of a run call its parameters, is the mean of the ranks. Checkpoints
+    have what each has by itself, too."""
 
     def optimizer(self, made: Optimizer, policy: Policy, control: Channel, steps: int) -> Optimizer:
         cast(Any, made).planned(steps, policy.channel.size)
         return made
 
     def join(self, run: Assembled) -> None:
-        self.policy = cast(Any, run.policy)
+        self.policy = cast("OneBitReplicated", run.policy)
         self.drift = Drift(self.policy)
         run.state.kept.append(self.drift)
+        run.trainer.weights = self.policy.mean_in_use
+        run.trainer.observers.insert(0, End(self.policy))
         if run.trainer.evaluator is not None:
             run.trainer.evaluator.weights = self.policy.mean_in_use
 

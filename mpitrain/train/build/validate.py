@@ -34,7 +34,7 @@ class Validated:
     sampler: Sampler
     algorithm: Any                           # all-reduce of gradients: a name, or the user's function
     schedule: Schedule                       # pipeline schedule
-    whole_parameters: str                    # the optimizer's name, if it needs norms of whole parameters
+    tried: optim.Optimizer                   # the run's optimizer, made for nothing in particular
     level: Any = None                        # a `levels.plan.Planned`, where there are sites
 
 
@@ -79,7 +79,7 @@ def validate(config: Config, grid: Grid, model: nn.Module, optimizer: Callable[[
     if grid.n_sites > 1 or config.sync.levels:
         from mpitrain.parallel.levels.plan import plan
         level = plan(config, grid, model, steps, sampler.steps_per_epoch, closure)
-    return Validated(n_micro, sampler, algorithm, schedule, tried.title if tried.whole_parameters else "", level)
+    return Validated(n_micro, sampler, algorithm, schedule, tried, level)
 
 
 def is_on_gpu(config: Config) -> bool:
@@ -143,13 +143,17 @@ def refuse_untrained(model: nn.Module) -> None:
                       "attributes, or in a list that is one")
 
 
-def refuse_parts(whole_parameters: str, placement: Placement) -> None:
-    """ConfigError if an optimizer of that name needs norms of whole parameters, and ranks have parts of them."""
-    for name, parameter in placement.stage.whole.named_parameters() if whole_parameters else ():
-        for axis in parameter.placement:
-            raise ConfigError(f"{whole_parameters} needs norms of whole parameters, and mesh.{axis} = "
+def refuse_parts(tried: optim.Optimizer, placement: Placement) -> None:
+    """ConfigError if the optimizer needs norms of whole parameters, or sends momenta of them, and ranks have parts of them, or of
+    their gradients."""
+    for name, parameter in placement.stage.whole.named_parameters() if tried.whole_parameters or tried.sends else ():
+        for axis in parameter.placement if tried.whole_parameters else ():
+            raise ConfigError(f"{tried.title} needs norms of whole parameters, and mesh.{axis} = "
                               f'{placement.grid.size(axis)} cuts "{name}"; set optimizer.name = "adamw" or "sgd", or '
                               f"mesh.{axis} = 1")
+        if tried.sends and parameter.twin_of:
+            raise ConfigError(f'{tried.title} exchanges momenta, and "{parameter.twin_of}" has a gradient of which two stages '
+                              'have parts; set mesh.pp = 1, untie it, or optimizer.name = "adamw"')
 
 
 def refuse_cuts(config: Config, placement: Placement) -> None:
