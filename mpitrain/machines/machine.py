@@ -182,15 +182,15 @@ def check_ranks(machine: MachineFile, ranks: int) -> None:
     """ConfigError for a number of ranks that the machine does not hold, or that leaves one of several nodes partly empty."""
     if ranks < 1:
         raise ConfigError(f"{ranks} ranks cannot be planned; give at least 1")
+    last = machine.levels[-1]
+    if last.ranks and ranks > last.ranks:
+        raise ConfigError(f'{ranks} ranks are more than the {last.ranks} of machine {machine.name}, whose last level is '
+                          f'"{last.name}"; give fewer, or add a level to its file')
     for level in machine.levels:
         if level.ranks and ranks > level.ranks and ranks % level.ranks:
             below = ranks // level.ranks * level.ranks
             raise ConfigError(f'{ranks} ranks do not fill the {level.ranks} places of each "{level.name}" of machine '
                               f"{machine.name}; give {below} or {below + level.ranks}")
-    last = machine.levels[-1]
-    if last.ranks and ranks > last.ranks:
-        raise ConfigError(f'{ranks} ranks are more than the {last.ranks} of machine {machine.name}, whose last level is '
-                          f'"{last.name}"; give fewer, or add a level to its file')
 
 
 def to_toml(machine: MachineFile) -> str:

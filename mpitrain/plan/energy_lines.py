@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mpitrain.config import Config
 from mpitrain.errors import ConfigError
-from mpitrain.schedules.clocks import read_table, stages_in
+from mpitrain.schedules.clocks import Table, stages_in
 from mpitrain.schedules.pipeline_check import find_schedule
 from mpitrain.schedules.slack import Pipeline, front_of, lines_of
 
@@ -27,17 +27,18 @@ class Candidate(Protocol):
     def micro_batches(self) -> int: ...
 
 
-def energy_lines(config: Config, candidate: Candidate, idle_watts: float, table: Path, *, message: float = 0.0) -> Iterator[str]:
+def energy_lines(config: Config, candidate: Candidate, idle_watts: float, clocks: Table, file: Path, *,
+                 message: float = 0.0) -> Iterator[str]:
     """The front of time and energy of a candidate's step, with joules of all its ranks and of a sample. A rank whose stage waits
     draws `idle_watts` (a machine file's), and a message between stages takes `message` seconds.
 
-    ConfigError for a candidate of other stages than the table has; MissingError, DataError as of `read_table`.
+    ConfigError for a candidate of other stages than the table of clocks, read from `file`, has.
     """
-    pp, clocks = candidate.mesh["pp"], read_table(table)
+    pp = candidate.mesh["pp"]
     if pp * candidate.chunks != stages_in(clocks):
         stages = f"{pp} stage{'s' * (pp > 1)}" + (f" of {candidate.chunks} chunks" if candidate.chunks > 1 else "")
         raise ConfigError(f"this table has clocks of {stages_in(clocks)} stages, and the plan has {stages}; profile the stages "
-                          "of this plan, or set mesh.pp to the table's", file=table)
+                          "of this plan, or set mesh.pp to the table's", file=file)
     schedule = find_schedule(candidate.schedule, config.folder, n_stages=pp, n_micro=candidate.micro_batches,
                              chunks=candidate.chunks)
     pipeline = Pipeline(clocks, schedule, pp, candidate.micro_batches, candidate.chunks, message=message, idle_watts=idle_watts)

@@ -57,7 +57,7 @@ class Prepared:
     def refuse_rest(self, placed: Placement) -> None:
         """What a run refuses after its samples have been tried."""
         observers_of(self.config)
-        machine_of(self.config)
+        machine_of(self.config, self.grid.count(self.grid.axes))
         if self.config.comm.compress or self.config.comm.compress_parameters:
             from mpitrain.plan.compression import prove  # few runs compress
             prove(self.config, [placed.at_stage(index) for index in range(self.grid.size("pp"))])

@@ -156,7 +156,7 @@ class Run(Ranks):
         if not self.config.log.machine:
             return []
         with guard.symmetric():
-            machine = machine_of(self.config)
+            machine = machine_of(self.config, self.comm.size)
         from mpitrain.plan.planner.beside import Beside, predicted  # few runs are compared with a plan
         assert machine is not None, "it is named"
         return [Beside(on_first(session.control, lambda: predicted(self.config, machine, self.comm.size, session.inputs,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpitrain.comm.job.start import start
 from mpitrain.config import load_config
-from mpitrain.errors import MissingError
+from mpitrain.errors import ConfigError, MissingError
 from mpitrain.run import Run
 
 if __name__ == "__main__":
@@ -23,11 +23,16 @@ if __name__ == "__main__":
     assert not late, late
     with Run(load_config(path, [f"run.out={out / 'beside'}", "log.machine=made-up.toml"]), comm, files=files, quiet=True) as run:
         run.train()
-    with Run(load_config(path, [f"run.out={out / 'none'}", "log.machine=made-down"]), comm, files=files, quiet=True) as run:
-        try:
-            run.train()
-        except MissingError as error:
-            assert 'unknown machine "made-down"' in error.message
-        else:
-            raise AssertionError("an unknown machine was accepted")
-    assert not (out / "none").exists()
+    one = Path("one.toml")
+    (path.parent / one).write_text((path.parent / "one-host.toml").read_text().replace("ranks = 4", "ranks = 1"))
+    for name, kind, words in (("made-down", MissingError, 'unknown machine "made-down"'),
+                              (one, ConfigError, "2 ranks are more than the 1 of machine made-up")):
+        keys = [f"run.out={out / 'none'}", f"log.machine={name}"]
+        with Run(load_config(path, keys), comm, files=files, quiet=True) as run:
+            try:
+                run.train()
+            except kind as error:
+                assert words in error.message
+            else:
+                raise AssertionError(f"the machine {name} was accepted")
+        assert not (out / "none").exists()

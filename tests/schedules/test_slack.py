@@ -237,7 +237,8 @@ def test_a_plans_front_has_the_joules_of_all_its_ranks(tmp_path: Path) -> None:
     write_table(tmp_path / "zeus.csv", made_table(2, n_clocks=3))
     plan = SimpleNamespace(mesh={"pp": 2, "dp": 3, "ep": 1, "cp": 1, "tp": 2}, schedule="1f1b", chunks=1, micro_batches=4)
     front = front_of(Pipeline(read_table(tmp_path / "zeus.csv"), SCHEDULES["1f1b"], 2, 4, idle_watts=50.0))
-    said = list(energy_lines(flat(batch_size=96), plan, 50.0, tmp_path / "zeus.csv"))
+    file = tmp_path / "zeus.csv"
+    said = list(energy_lines(flat(batch_size=96), plan, 50.0, read_table(file), file))
     assert f"{6 * front.fastest.joules:.4g} J" in said[1] and f"{6 * front.fastest.joules / 96:.4g}" in said[-len(front.points)]
     with pytest.raises(ConfigError, match="this table has clocks of 2 stages, and the plan has 1 stage;"):
-        list(energy_lines(flat(), SimpleNamespace(**{**vars(plan), "mesh": {"pp": 1}}), 0.0, tmp_path / "zeus.csv"))
+        list(energy_lines(flat(), SimpleNamespace(**{**vars(plan), "mesh": {"pp": 1}}), 0.0, read_table(file), file))

@@ -3,9 +3,11 @@
     before stage s begins, a micro-batch passes the stages before it, and after its last backward one passes them back;
     between, it does its own work for all micro-batches                                    -> compute and idle time
     the gradients of stage 0, as one message, leave after its last backward has begun      -> exposed exchange
+    sharded parameters, as one message of a stage, come back after the update, or ahead of each use
 
 `rough` knows sums of the blocks' seconds alone; `near` adds the collectives of layers, for which a few rows have to run through
-the model. Left out are messages between stages, latencies of further buckets, and the stragglers.
+the model, and those of sharded states in each micro-batch. Left out are messages between stages, latencies of further buckets,
+and the stragglers.
 """
 
 from __future__ import annotations
@@ -49,16 +51,21 @@ def rough(problem: Problem, c: Candidate) -> float:
 
 
 def near(problem: Problem, c: Candidate) -> float:
-    """The same, with the collectives of layers."""
+    """The same, with the collectives of layers, and of sharded states."""
     key = ("near", problem.rows(c), c.cuts, c.chunks, c.micro_batches, c.schedule in SPLIT, c.recompute, c.dp,
            problem.by_messages(c))
-    return _bound(problem, c, problem.once(key, lambda: _least(problem, c, _layers(problem, c))))
+    fetched: float = problem.once(("fetched", problem.rows(c), c.cuts, c.chunks, c.micro_batches, c.recompute, c.dp, c.sharding),
+                                  lambda: _fetched(problem, c))
+    return _bound(problem, c, problem.once(key, lambda: _least(problem, c, _layers(problem, c))), fetched)
 
 
-def _bound(problem: Problem, c: Candidate, least: Least) -> float:
-    exchange: float = problem.once(("exchange", c.cuts, c.chunks, c.dp, c.sharding), lambda: _exchange(problem, c))
-    shown = max(exchange - least.last, (1 - problem.machine.overlap) * exchange)  # if it begins with that backward
-    return least.pipeline + shown + least.update / (c.replicas if c.sharding != "none" else 1)
+def _bound(problem: Problem, c: Candidate, least: Least, fetched: float = 0.0) -> float:
+    """Seconds of a step at least, each of whose micro-batches waits for `fetched` seconds of sharded states, the last one in
+    that backward, perhaps."""
+    exchange, after = problem.once(("exchange", c.cuts, c.chunks, c.dp, c.sharding), lambda: _exchange(problem, c))
+    shown = max(exchange - least.last - fetched, (1 - problem.machine.overlap) * exchange)    # if it begins with that backward
+    update = least.update / (c.replicas if c.sharding != "none" else 1)
+    return float(least.pipeline + c.micro_batches * fetched + shown + after + update)
 
 
 def _least(problem: Problem, c: Candidate, layers: Layers) -> Least:
@@ -105,14 +112,35 @@ def _layers(problem: Problem, c: Candidate) -> Layers:
     return found
 
 
-def _exchange(problem: Problem, c: Candidate) -> float:
-    """Seconds of the exchange of stage 0's gradients."""
+def _exchange(problem: Problem, c: Candidate) -> tuple[float, float]:
+    """Seconds of the exchange of stage 0's gradients, and of the gather after the update of the stage that has most."""
+    parameters, pp, wire = sums(problem.parameters(c.cuts), bounds_of(problem, c)), c.cuts.pp, wire_factor(problem.config)
+    most = max(sum(parameters[s::pp]) for s in range(pp)) if c.sharding in ("optimizer", "gradients") else 0.0
+    return (_among_replicas(problem, c, "all_reduce" if c.sharding == "none" else "reduce_scatter", sum(parameters[::pp]) * wire),
+            _among_replicas(problem, c, "all_gather", most * wire))
+
+
+def _fetched(problem: Problem, c: Candidate) -> float:
+    """Seconds of a micro-batch's gathers of sharded parameters and scatters of gradients that compute does not hide, of the stage
+    that has least of them."""
+    if c.sharding in ("none", "optimizer"):
+        return 0.0
+    blocks, pp, bounds, overlap = problem.blocks(c), c.cuts.pp, bounds_of(problem, c), problem.machine.overlap
+    wire, found = wire_factor(problem.config) * (1 - 1 / c.micro_batches), [0.0] * pp
+    for v, (nbytes, f, b) in enumerate(zip(*(sums(of, bounds) for of in (
+            problem.parameters(c.cuts), blocks.forward, blocks.backward)))):
+        ahead = _among_replicas(problem, c, "all_gather", nbytes) if c.sharding == "parameters" else 0.0
+        back = ahead + _among_replicas(problem, c, "reduce_scatter", nbytes) * wire
+        found[v % pp] += max(0.0, ahead - overlap * f) + max(0.0, back - overlap * (b + (f if c.recompute else 0.0)))
+    return min(found)
+
+
+def _among_replicas(problem: Problem, c: Candidate, operation: str, nbytes: float) -> float:
+    """Seconds of a collective of the ranks that have the same parameters; 0 where experts have others."""
     n, stride = group(tuple(c.mesh.get(axis, 1) for axis in AXES), REPLICAS)
     if n == 1 or c.cuts.ep > 1:
         return 0.0
-    nbytes = sum(sums(problem.parameters(c.cuts), bounds_of(problem, c))[::c.cuts.pp]) * wire_factor(problem.config)
-    return level_seconds("all_reduce" if c.sharding == "none" else "reduce_scatter", n, stride, nbytes,
-                         problem.machine_of(c).levels, algorithm_of(problem.config))
+    return level_seconds(operation, n, stride, nbytes, problem.machine_of(c).levels, algorithm_of(problem.config))
 
 
 def bounds_of(problem: Problem, c: Candidate) -> list[int]:

@@ -6,16 +6,20 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpitrain.backend import keep_freed_memory
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError, UsageError
-from mpitrain.machines.machine import MachineFile, check_ranks, load_machine
+from mpitrain.machines.machine import check_ranks, load_machine
 from mpitrain.plan.memory_lines import table
 from mpitrain.plan.planner.problem import Problem
 from mpitrain.plan.planner.result import HEADS, as_json, rests_on, table_of
 from mpitrain.plan.planner.search import Plan, best_first
 from mpitrain.plan.planner.shortage import explain
+
+if TYPE_CHECKING:
+    from mpitrain.schedules.clocks import Table
 
 
 def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str, top: int = 5,
@@ -24,7 +28,7 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
 
     `energy` is a table of clocks, for the best plan whose stages it has: lines of `plan.energy_lines` follow.
     Errors are those of a wrong configuration or machine file, UsageError for numbers that cannot be, and MeshError where no way
-    fits the machine's memory.
+    fits the machine's memory; a table of clocks that cannot be read is MissingError or DataError.
     """
     counts = numbers_of_ranks(ranks)
     if top < 1:
@@ -32,8 +36,11 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
     if json_file is not None and (json_file.is_dir() or not json_file.parent.is_dir()):
         raise UsageError(f"--json takes a file to write, in a folder that is there; found {json_file}")
     found = load_machine(machine)
-    refuse_halves(counts, found)
-    check_ranks(found, max(counts))
+    for n in counts:
+        check_ranks(found, n)
+    if energy is not None:
+        from mpitrain.schedules.clocks import read_table  # few plans are for lower clocks
+        clocks = read_table(energy)          # a table that cannot be read is told before the search
     keep_freed_memory()                      # the pool of this process counts bytes of arrays
     problem = Problem(load_config(path, list(overrides)), found)
     start = f"python -m mpitrain train {path} {' '.join(overrides)}".rstrip()
@@ -55,29 +62,29 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
     for what, why in rests_on(problem, plans[0][1]).items():
         yield f"{what}: {why}"
     if energy is not None:
-        yield from lower_clocks(problem, dict(zip(first, plans)), energy)
+        yield from lower_clocks(problem, dict(zip(first, plans)), clocks, energy)
     if json_file is not None:
         places = range(1, len(plans) + 1) if len(counts) == 1 else [1] * len(plans)
         json_file.write_text("".join(json.dumps(as_json(problem, plan, place)) + "\n"
                                      for place, (_, plan) in zip(places, plans)))
 
 
-def lower_clocks(problem: Problem, plans: Mapping[str, tuple[int, Plan]], clocks: Path) -> Iterator[str]:
-    """Clocks by slack of the first of the plans, by their names, whose stages and instructions a table has. ConfigError, that of
-    the best plan, where it has those of none."""
+def lower_clocks(problem: Problem, plans: Mapping[str, tuple[int, Plan]], clocks: Table, file: Path) -> Iterator[str]:
+    """Clocks by slack of the first of the plans, by their names, whose stages and instructions a table of a file has.
+    ConfigError, that of the best plan, where it has those of none."""
     from mpitrain.plan.energy_lines import energy_lines
     refused = list[ConfigError]()
     for name, (n, plan) in plans.items():
         try:
-            lines = list(energy_lines(problem.config, plan.candidate, problem.machine.idle_watts, clocks))
+            lines = list(energy_lines(problem.config, plan.candidate, problem.machine.idle_watts, clocks, file))
         except ConfigError as error:
             refused.append(error)
             continue
-        yield f"{name}: clocks of {clocks}, joules of all {n} ranks"
+        yield f"{name}: clocks of {file}, joules of all {n} ranks"
         yield from lines
         return
     raise ConfigError(f"none of the {len(plans)} plans shown can have clocks of this table; the best: {refused[0].message}",
-                      file=clocks)
+                      file=file)
 
 
 def numbers_of_ranks(text: str) -> list[int]:
@@ -92,13 +99,3 @@ def numbers_of_ranks(text: str) -> list[int]:
         raise UsageError(f"--ranks goes from the smaller number to the larger one; found {text}, write {high}..{low}")
     powers = (1 << k for k in range(high.bit_length()))
     return sorted({low, high, *(n for n in powers if low <= n <= high)})
-
-
-def refuse_halves(counts: Sequence[int], machine: MachineFile) -> None:
-    """UsageError for ranks that would leave a node, or another unit of the machine, partly empty."""
-    for level in machine.levels:
-        for n in counts:
-            if level.ranks and n > level.ranks and n % level.ranks:
-                lower = n - n % level.ranks
-                raise UsageError(f'--ranks {n} leaves a {level.name} of {machine.name} partly empty: {level.ranks} ranks share '
-                                 f"one; give {lower} or {lower + level.ranks}")

@@ -22,6 +22,7 @@ from mpitrain.parallel.policies.choose import find_policy
 from mpitrain.placement.bytes import Forecast
 from mpitrain.placement.place import Placement, place
 from mpitrain.placement.shard_cuts import probe
+from mpitrain.placement.stages import cut
 from mpitrain.plan.activations import Course, Passes, counts, run_passes
 from mpitrain.plan.memory import forecast_of
 from mpitrain.plan.planner.candidates import Candidate, Cuts
@@ -174,8 +175,15 @@ class Problem:
 
     def _cut(self, cuts: Cuts, chunks: int, recompute: Any) -> Cut:
         config = self._plain(cuts, chunks, recompute)
-        made = describe(config, self.inputs.tokens, self.inputs)
-        placed = place(made.model, Grid(cuts._asdict()), config.mesh, config.train, config.comm)
+
+        def whole() -> Placement:
+            made = describe(config, self.inputs.tokens, self.inputs)
+            return place(made.model, Grid(cuts._asdict()), config.mesh, config.train, config.comm)
+        # Stages of any number and size are slices of one model, whose layers are shared alike, and tied parameters apart.
+        known: Placement = self.once(("whole", cuts[1:], cuts.pp > 1, recompute), whole)
+        counts = config.mesh.stages
+        placed = replace(known, grid=Grid(cuts._asdict()), mesh=config.mesh, stage=cut(
+            known.stage.whole, 0, cuts.pp, chunks, counts=() if isinstance(counts, str) else counts))
         refuse_cuts(config, placed)
         stages = [placed.at_stage(index) for index in range(cuts.pp)]
         return Cut(stages, [stage.layout() for stage in stages])

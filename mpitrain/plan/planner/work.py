@@ -13,14 +13,14 @@ the gradient of the input, and half for those of parameters.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
 from mpitrain.config import Config
 from mpitrain.machines.measured import layer_seconds
-from mpitrain.nn import Sequential
+from mpitrain.nn import FlatLayout, Sequential
 from mpitrain.placement.place import Placement
 from mpitrain.placement.stages import Stage as PlacedStage
 from mpitrain.plan.planner.candidates import Candidate
@@ -48,14 +48,15 @@ class Leaves(NamedTuple):
 class Sent:
     """The gradients and parameters of each virtual stage: buckets as they leave, and blocks as they are gathered."""
 
-    def __init__(self, stages: Sequence[Placement], wire: float):
+    def __init__(self, stages: Sequence[Placement], layouts: Sequence[FlatLayout], wire: float):
         self.buckets: dict[int, list[Leaves]] = {}
         self.gathered: dict[int, tuple[Collective, ...]] = {}
-        for p in stages:
-            self._of_stage(p, wire)
+        places = stages[0].stage.places                       # of the whole model: alike on all stages
+        for p, layout in zip(stages, layouts):
+            self._of_stage(p, layout, places, wire)
 
-    def _of_stage(self, p: Placement, wire: float) -> None:
-        layout, places, stage = p.layout(), p.stage.places, p.stage
+    def _of_stage(self, p: Placement, layout: FlatLayout, places: Mapping[str, int], wire: float) -> None:
+        stage = p.stage
         item, begins = layout.dtype.itemsize, [s.start for s in layout.segments]
         of_block: dict[int, float] = {}
         ends: dict[int, tuple[int, int]] = {}                 # where the parameters of each block begin and stop
@@ -97,7 +98,7 @@ def work_of(problem: Problem, c: Candidate) -> Work:
     cut, heard = problem.cut(c), problem.traffic(c.cuts)
     assert cut is not None and heard is not None, "they have been found to be there"
     sent = problem.once(("sent", c.cuts, c.chunks, c.sharding if c.replicas > 1 else "none"),
-                        lambda: Sent(problem.stages(c, config), wire_factor(config)))
+                        lambda: Sent(problem.stages(c, config), cut.layouts, wire_factor(config)))
     made = [_stage(problem, c, cut.stages[v % c.cuts.pp].stage, v, blocks, heard, rows, sent)
             for v in range(c.cuts.pp * c.chunks)]
     cut_over = c.replicas if c.sharding != "none" else 1

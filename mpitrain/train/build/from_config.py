@@ -112,14 +112,16 @@ def observers_of(config: Config) -> list[Observer]:
     return found
 
 
-def machine_of(config: Config) -> MachineFile | None:
+def machine_of(config: Config, ranks: int) -> MachineFile | None:
     """The machine that log.machine names, a file's from the folder of the configuration; None where it names none. Raises
-    ConfigError and MissingError for one that cannot be had."""
+    ConfigError and MissingError for one that cannot be had, or does not hold so many ranks."""
     name = config.log.machine
     if not name:
         return None
-    from mpitrain.machines.machine import load_machine  # few runs are compared with a plan
-    return load_machine(config.folder / name if name.endswith(".toml") else name)
+    from mpitrain.machines.machine import check_ranks, load_machine  # few runs are compared with a plan
+    machine = load_machine(config.folder / name if name.endswith(".toml") else name)
+    check_ranks(machine, ranks)
+    return machine
 
 
 def make_loss(config: Config, tokens: bool, inputs: Inputs | None = None) -> Any:
