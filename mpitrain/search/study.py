@@ -19,6 +19,7 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import changed, to_toml
+from mpitrain.config.messages import toml
 from mpitrain.errors import OutputError, Stopped, print_warning
 from mpitrain.registry import Registry
 from mpitrain.run.limits import agree
@@ -203,5 +204,5 @@ def best_of(found: Mapping[str, Any]) -> str:
     best = found["best"]
     if best is None:
         return "no trial has a result"
-    values = ", ".join(f"{key} = {value}" for key, value in best["values"].items())
+    values = ", ".join(f"{key} = {toml(value)}" for key, value in best["values"].items())
     return f"best: trial {best['trial']} ({values})"

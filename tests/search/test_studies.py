@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tomllib
 
 import pytest
 from launch import ROOT
@@ -16,7 +17,7 @@ from mpitrain.checkpoint.store import ALONE
 from mpitrain.energy.report import NOT_YET
 from mpitrain.errors import OutputError
 from mpitrain.search.cost import joules_of
-from mpitrain.search.study import refuse_unshared
+from mpitrain.search.study import best_of, refuse_unshared
 
 
 def search(n, file, *words):
@@ -161,6 +162,13 @@ def test_a_counter_that_moves_late_counts_and_one_that_does_not_ends_its_trial_a
     messages = [trial["message"] for trial in found["trials"][2:]]
     assert "unknown: its counter has not moved in 11 steps; set energy.source" in messages[0], messages
     assert "unknown: its counter is lost before step 6" in messages[1], messages
+
+
+def test_the_best_trial_is_told_in_values_that_a_file_takes():
+    values = {"comm.compress": "", "train.shuffle": True, "model.hidden": [16], "optimizer.lr": 0.5}
+    said = best_of({"best": {"trial": 3, "values": values}})
+    assert said == 'best: trial 3 (comm.compress = "", train.shuffle = true, model.hidden = [16], optimizer.lr = 0.5)'
+    assert tomllib.loads(said.partition("(")[2].rstrip(")").replace(", ", "\n"))["optimizer"]["lr"] == 0.5
 
 
 def test_joules_of_lines_are_those_of_all_their_samples():
