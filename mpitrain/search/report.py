@@ -129,7 +129,8 @@ def is_study_folder(path: Path) -> bool:
 def read_report(folder: Path) -> Report:
     """MissingError for a folder that is no study's, CheckpointError for a journal that is damaged or of another kind."""
     if not is_study_folder(folder):
-        raise MissingError(f"expected the folder of a study, with a {NAME}", file=folder)
+        raise MissingError(f"expected the folder of a study, with its {NAME}, of which reports are made; the journal is not "
+                           "there: restore it, or look at study.json, best.toml and single runs in trials/", file=folder)
     records, said = Journal(folder / NAME).read()
     header = records[0]
     try:
