@@ -28,6 +28,7 @@ from mpitrain.run.session import before_mpi, look_at_files
 from mpitrain.search.cost import Costs, refuse_unknown_joules, refuse_without_joules
 from mpitrain.search.folder import StudyFolder
 from mpitrain.search.groups import Groups
+from mpitrain.search.judged import refuse_choices
 from mpitrain.search.pruners import Done, Promote, Start
 from mpitrain.search.rehearsal import refuse_unusable
 from mpitrain.search.shared_table import SharedTable, wait_for_more
@@ -59,6 +60,7 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
     refuse_unknown_joules(study.objectives, base, groups.whole.control, groups.whole.places)
     with guard.symmetric():
         refuse_unbuildable(study, groups.whole.inputs)
+        refuse_choices(study, groups.whole.inputs)
     if not resume:                                            # trials of one that goes on have begun
         refuse_unusable(study, groups, process)
     with ExitStack() as cleanup:

@@ -185,14 +185,15 @@ def test_a_trial_that_would_not_fit_or_cannot_be_is_its_own_failure(tmp_path, st
     study.write_text(STUDY.split("[space]")[0] + """[space]
 "model.hidden" = {choices = [[16], [4000000, 4000000]]}
 "train.batch_size" = {choices = [128, 100000]}
+"data.drop_last" = {choices = [false, true]}
 """)
     result = search(2, study, "search.ranks=2", "search.sampler=grid", "search.trials=0", "search.rungs=[1]", "train.epochs=1",
                     "train.batch_size=1000000", "model.hidden=[1000000]")        # which some values of [space] mend
     assert result.rc == 0, result.err
     found = told(tmp_path / "runs/study")
     codes = [trial.get("code") for trial in found["trials"]]
-    assert codes[0] is None and codes[2] == "E_MEMORY" and codes[1] not in (None, "E_MEMORY"), found["trials"]
-    assert "MiB are free" in found["trials"][2]["message"] and found["failed"][codes[1]] >= 1
+    assert codes[:3] == [None] * 3 and codes[4] == "E_MEMORY" and codes[3] not in (None, "E_MEMORY"), found["trials"]
+    assert "MiB are free" in found["trials"][4]["message"] and found["failed"][codes[3]] >= 1
 
 
 def test_hosts_that_share_no_folder_are_named(tmp_path):

@@ -16,6 +16,7 @@ from launch import ROOT
 from mpitrain.config import load_config
 from mpitrain.errors import CheckpointError, ConfigError, MissingError, MpitrainError
 from mpitrain.plan.inspect import open_data
+from mpitrain.search.judged import refuse_choices
 from mpitrain.search.pruners import PRUNERS, Median
 from mpitrain.search.samplers import SAMPLERS
 from mpitrain.search.settings import KEYS, SearchConfig
@@ -87,6 +88,22 @@ def test_a_space_that_is_wrong_is_refused_in_one_line(tmp_path: Path, line: str,
         study = read_study(study_file(tmp_path, space=f"[space]\n{line}\n"), [])
         refuse_unbuildable(study, open_data(study.base))
     assert told in str(error.value) and str(tmp_path / "study.toml") in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("lines", "told"), [
+    ('"comm.compress" = {choices = ["", "int8", "onebitt"]}', '"comm.compress" = "onebitt": comm.compress = "onebitt": unknown'),
+    ('"train.batch_size" = {choices = [32, 100000]}', '"train.batch_size" = 100000: train.batch_size=100000 is more than'),
+    ('"train.batch_size" = {choices = [32, 100000]}\n"data.drop_last" = {choices = [true, false]}', ""),   # one mends the other
+    ('"comm.compress" = {choices = ["", "int8"]}\n"comm.bucket_mb" = {choices = ["auto", 25.0]}', ""),      # a pair, in a trial
+    ('"train.batch_size" = {choices = [32, 64]}\n"optimizer.name" = {choices = ["sgd", "adamw"]}', "")])
+def test_choices_that_no_trial_could_have_are_refused_before_the_first(tmp_path: Path, lines: str, told: str) -> None:
+    study = read_study(study_file(tmp_path, space=f"[space]\n{lines}\n"), [])
+    if told:
+        with pytest.raises(ConfigError) as error:
+            refuse_choices(study, open_data(study.base))
+        assert told in str(error.value) and "\n" not in str(error.value)
+    else:
+        refuse_choices(study, open_data(study.base))
 
 
 SEARCHES = [
