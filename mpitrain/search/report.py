@@ -137,7 +137,7 @@ def read_report(folder: Path) -> Report:
         how = header["search"]
         directions = header.get("higher") or [not (text.startswith("-") or text in DOWN) for text in how["objective"]]
         objectives = [Objective(text.removeprefix("-"), higher) for text, higher in zip(how["objective"], directions)]
-        table = Table(how["rungs"], objectives, header["trials"])
+        table = Table(how["rungs"], objectives, header["trials"], how.get("unit", "epochs"))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError("the journal's header does not say what was searched; is it of another version?",
                               file=folder / NAME) from None

@@ -127,8 +127,8 @@ class TrialRuns:
     def _pauses(self, job: Job, plan: Plan) -> Pauses:
         """The end of the job's rung, unless that is the trial's own end."""
         self._plan = plan
-        epochs = self.study.rungs[job.rung:job.rung + 1] if job.rung < len(self.study.rungs) - 1 else ()
-        return Pauses([epoch * plan.steps_per_epoch for epoch in epochs], lambda step, metrics: False)
+        steps = [self.study.steps_of(job.rung, plan.steps_per_epoch)] if job.rung < len(self.study.rungs) - 1 else []
+        return Pauses(steps, lambda step, metrics: False)
 
     # -- records, made by the group's first rank -------------------------------------------------------------------------
 

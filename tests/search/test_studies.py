@@ -14,6 +14,7 @@ from studies import STUDY, journal, lines, told
 from trees import zone
 
 from mpitrain.checkpoint.store import ALONE
+from mpitrain.cli import main
 from mpitrain.energy.report import NOT_YET
 from mpitrain.errors import OutputError
 from mpitrain.search.cost import joules_of
@@ -194,6 +195,20 @@ def test_a_trial_that_would_not_fit_or_cannot_be_is_its_own_failure(tmp_path, st
     codes = [trial.get("code") for trial in found["trials"]]
     assert codes[:3] == [None] * 3 and codes[4] == "E_MEMORY" and codes[3] not in (None, "E_MEMORY"), found["trials"]
     assert "MiB are free" in found["trials"][4]["message"] and found["failed"][codes[3]] >= 1
+
+
+def test_a_study_of_a_federation_compares_its_trials_after_rounds(tmp_path, study, capsys):
+    study.write_text(STUDY.replace("momentum = 0.9\n", "").replace("epochs = 4\n", "").replace("[1, 2, 4]", "[2, 6]")
+                     .replace("trials = 9", "trials = 3").replace("[search]", "[workers]\ncount = 20\neach_round = 4\n[search]")
+                     .split("[space]")[0] + '[space]\n"workers.count" = {integer = [5, 60]}\n')
+    result = search(2, study, "run.out=found")
+    assert result.rc == 0, result.err
+    found = told(tmp_path / "found")
+    assert found["reached"] == {"2": 3, "6": 1} and found["unit"] == "rounds" and not found["failed"], found
+    assert train(1, tmp_path / "found/best.toml", "--quiet", f"run.out={tmp_path / 'at-once'}").rc == 0
+    assert record(tmp_path / "at-once")["parameters_sha256"] == found["best"]["parameters_sha256"]
+    assert main(["inspect", str(tmp_path / "found")]) == 0
+    assert "rungs of 2, 6 rounds" in (said := capsys.readouterr().out) and "best after 6 rounds: trial" in said
 
 
 def test_hosts_that_share_no_folder_are_named(tmp_path):

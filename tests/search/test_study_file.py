@@ -106,6 +106,39 @@ def test_choices_that_no_trial_could_have_are_refused_before_the_first(tmp_path:
         refuse_choices(study, open_data(study.base))
 
 
+FEDERATION = """
+[model]
+name = "mlp"
+inputs = 64
+hidden = [16]
+outputs = 10
+[data]
+path = "digits"
+[train]
+batch_size = 16
+[workers]
+count = 20
+each_round = 4
+"""
+
+
+def test_rungs_of_a_federation_are_rounds(tmp_path: Path) -> None:
+    space = '[space]\n"workers.count" = {integer = [5, 60]}\n'
+    path = study_file(tmp_path, run=FEDERATION, search="[search]\ntrials = 3\nrungs = [4, 6, 12]\n", space=space)
+    study = read_study(path, [])
+    config = study.config_with({"workers.count": 50})         # whose own default is an evaluation in 12 rounds
+    assert (study.base.train.steps, study.base.train.epochs, config.train.eval_every) == (12, 0, 2)
+    assert [study.steps_of(rung, 5) for rung in range(3)] == [4, 6, 12] and study.decisions().table.unit == "rounds"
+    assert study.header()["search"]["unit"] == "rounds" and "unit" not in read_study(study_file(tmp_path), []).header()["search"]
+    for override, told in (("train.epochs=12", "a federation's length is its rounds, and rungs count these; set train.steps"),
+                           ("train.steps=9", "search.rungs ends at 12 rounds, beyond train.steps = 9"),
+                           ("train.eval_every=4", "train.eval_every = 4 evaluates after others; leave it out, or set it to 2")):
+        path = study_file(tmp_path, run=FEDERATION, search="[search]\ntrials = 3\nrungs = [4, 6, 12]\n", space=space)
+        with pytest.raises(ConfigError) as error:
+            read_study(path, [override])
+        assert told in str(error.value)
+
+
 SEARCHES = [
     ("trials = 0", "search.trials is missing"), ("trials = -1", "search.trials must be at least 0"),
     ('trials = "many"', "search.trials must be an integer"), ("trials = 9\neta = 1", "search.eta must be at least 2, found 1"),
