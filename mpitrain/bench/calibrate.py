@@ -25,7 +25,17 @@ import numpy as np
 
 from mpitrain.bench.allreduce import MESSAGES
 from mpitrain.bench.calibrate_busy import contention, operation_seconds, rates, spread, stream, together, when_busy
-from mpitrain.bench.calibrate_levels import SHARED, Costs, all_reduces, empty_step, hidden_share, messages, nodes_of, on_some
+from mpitrain.bench.calibrate_levels import (
+    SHARED,
+    Costs,
+    all_reduces,
+    at_once,
+    empty_step,
+    hidden_share,
+    messages,
+    nodes_of,
+    on_some,
+)
 from mpitrain.bench.calibrate_shared import by_shared_memory, layer_sums
 from mpitrain.bench.peak import peak_flops
 from mpitrain.bench.report import Report, cpu_name, in_time
@@ -40,6 +50,7 @@ from mpitrain.schedules.level_times import Level
 
 ROW, ROWS, READ = 3072, 20_000, 256                           # bytes of a row, rows of the file, rows that are read at once
 WATCHED = 0.5                                                 # seconds of a look at the counters of energy
+MEASURED = ("flops", "efficiency", "memory_bandwidth", "levels", "collective_s", "message_s", "reader_bytes_s", "spread")
 NODE, NETWORK = "node", "network"
 CROWDED = 2.0                                                 # times what ranks alone would take; schedulers cost up to 1.4
 
@@ -66,7 +77,8 @@ def calibrate(channel: Channel, world: World, report: Report, out: Path, name: s
     between = on_some(channel, world, [ranks[0] for ranks in nodes], between_nodes) if len(nodes) > 1 else None
     if between is not None:
         report.line(f"between {len(nodes)} nodes: alpha {in_time(between['alpha'])}, beta {between['beta'] * 1e9:.3f} ns/B; "
-                    f"{between['overlap']:.0%} of an exchange hides behind work")
+                    f"{between['overlap']:.0%} of an exchange hides behind work; of several at once a byte takes "
+                    f"{between['at_once'] * 1e9:.3f} ns")
     machine = MachineFile(
         name=name, levels=levels_of(by_ranks, between, len(node), len(nodes)), flops=peaks,
         efficiency=min(1.0, statistics.median(row["alone"] for row in products) / peaks["float32"]),
@@ -78,8 +90,7 @@ def calibrate(channel: Channel, world: World, report: Report, out: Path, name: s
         measured={"fingerprint": fingerprint(), "ranks": world.size, "nodes": len(nodes), "cores": cores,
                   "operation_s": operation_seconds(world), "products": products, "contention": busy, "by_ranks": by_ranks,
                   **({} if between is None else {"between": between})},
-        sources=dict.fromkeys(("flops", "efficiency", "memory_bandwidth", "levels", "collective_s", "message_s", "reader_bytes_s",
-                               "spread"), f"measured by bench fit on {cpu_name()}, {world.size} ranks, {datetime.date.today()}"))
+        sources=dict.fromkeys(MEASURED, f"measured by bench fit on {cpu_name()}, {world.size} ranks, {datetime.date.today()}"))
     idle, at_work = watts(channel, world, node)
     machine = replace(machine, idle_watts=idle, busy_watts=at_work)
     report.line(f"reading {machine.reader_bytes_s / 1e9:.2f} GB/s, spread of ranks {machine.spread:.3f}, watts of a rank "
@@ -108,7 +119,8 @@ def exchange_of(world: World) -> dict[str, Any]:
 
 def between_nodes(world: World) -> dict[str, Any]:
     """What exchange costs between one rank of each node. Collective."""
-    return {**costs_of(all_reduces(world, MESSAGES, link=True)), "overlap": hidden_share(world), "step_s": empty_step(world)}
+    return {**costs_of(all_reduces(world, MESSAGES, link=True)), "overlap": hidden_share(world), "at_once": at_once(world),
+            "step_s": empty_step(world)}
 
 
 def costs_of(costs: Costs | None) -> dict[str, Any]:

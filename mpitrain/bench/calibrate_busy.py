@@ -80,9 +80,15 @@ def stream() -> Callable[[], Any]:
     return lambda: np.add(a, b, out=c)
 
 
-def block(progress: Callable[[], None] | None = None) -> Callable[[], Any]:
-    """Forward and backward of a transformer's block, as training runs them: products, passes over memory, and Python; `progress`
-    is called between the operations of backward, where training moves its messages."""
+def block() -> Callable[[], Any]:
+    """Forward and backward of a transformer's block, as training runs them: products, passes over memory, and Python."""
+    forward, backward = halves()
+    return lambda: backward(forward())
+
+
+def halves(progress: Callable[[], None] | None = None) -> tuple[Callable[[], Any], Callable[[Any], Any]]:
+    """The forward of that block, and the backward of what it gives; `progress` is called between the operations of backward,
+    where training moves its messages."""
     batch, length, width, heads = BLOCK
     model = nn.Sequential(("norm", nn.LayerNorm(width)), ("attention", nn.MultiHeadAttention(width, heads, causal=True)),
                           ("wide", nn.Linear(width, 4 * width, activation="gelu")), ("narrow", nn.Linear(4 * width, width)))
@@ -90,13 +96,12 @@ def block(progress: Callable[[], None] | None = None) -> Callable[[], Any]:
     x = np.random.default_rng(0).standard_normal((batch, length, width), dtype=np.float32)
     rows = np.arange(batch, dtype=np.uint64)
 
-    def run() -> None:
+    def forward() -> Any:
         for parameter in model.parameters():
             parameter.grad = None
         with random.use(random.Scope(0, 0, rows)):
-            y = model(Tensor(x))
-        run_backward(y, x, progress=progress)
-    return run
+            return model(Tensor(x))
+    return forward, lambda y: run_backward(y, x, progress=progress)
 
 
 def operation() -> Callable[[], Any]:

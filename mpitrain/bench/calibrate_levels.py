@@ -23,7 +23,7 @@ import numpy as np
 
 from mpitrain.backend import CPU
 from mpitrain.bench.allreduce import Side, contender
-from mpitrain.bench.calibrate_busy import block, together
+from mpitrain.bench.calibrate_busy import halves, together
 from mpitrain.bench.inputs import Inputs
 from mpitrain.bench.pairs import Clock, Unavailable, quartiles
 from mpitrain.bench.train import Training
@@ -48,6 +48,7 @@ SHARED = "shared"
 TURNS, PROBES, STEPS = 12, 40, 160                            # of sums, of messages, of steps
 SENT = (8, 4 << 10, 64 << 10, 1 << 20)                        # bytes of messages between stages
 HIDDEN = 2 << 20                                              # bytes of an exchange that is to hide behind work
+SEVERAL = 4                                                   # collectives that are to travel together, of as many bytes
 TINY = (8, 8, 2, 4)                                           # inputs, hidden, outputs and rows of a model that computes nothing
 
 
@@ -111,28 +112,52 @@ def hidden_share(world: World) -> float:
     """The share of an exchange by messages that goes on while the rank computes: 1 where others move the bytes, 0 where its own
     core does. Collective.
 
-    An all-reduce is started, work that takes about as long follows, as backward has it, and the all-reduce is waited for:
-    (exchange alone + work alone - both) / the shorter of the two alone.
+    Several all-reduces are started, as buckets are, backwards that take about as long follow, and the all-reduces are waited for:
+    (exchange alone + work alone - both) / the shorter of the two alone. Forwards, in which nobody looks at messages, come before.
     """
     progress, clock = Progress(), Clock(world)
     channel = Channel(world.comm.Dup(), "calibrate", progress=progress)
-    array, run = np.zeros(HIDDEN // ITEM, np.float32), block(progress.progress)
+    arrays, (forward, backward) = parts_of_exchange(), halves(progress.progress)
 
-    def work(calls: int) -> None:
-        for _ in range(calls):
-            run()
+    def work(outputs: Sequence[Any]) -> None:
+        for output in outputs:
+            backward(output)
 
-    def both(calls: int) -> None:
-        exchange = channel.start_allreduce(array, "probe")
-        work(calls)
-        exchange.wait()
-    work(1)
-    both(0)
-    calls = max(1, round(clock.time(lambda: both(0)) / clock.time(lambda: work(1))))
-    times = [[clock.time(partial(action, calls)) for action in (work, lambda _: both(0), both)] for _ in range(TURNS)]
+    def both(outputs: Sequence[Any]) -> None:
+        exchanges = [channel.start_allreduce(array, "probe") for array in arrays]
+        work(outputs)
+        for exchange in exchanges:
+            exchange.wait()
+
+    def seconds(action: Callable[[Sequence[Any]], None], calls: int) -> float:
+        return clock.time(partial(action, [forward() for _ in range(calls)]))
+    work([forward()])
+    both([])
+    calls = max(1, round(seconds(both, 0) / seconds(work, 1)))
+    times = [[seconds(work, calls), seconds(both, 0), seconds(both, calls)] for _ in range(TURNS)]
     computing, exchanging, together_s = (statistics.median(column) for column in zip(*times))
     channel.close()
     return float(min(1.0, max(0.0, (computing + exchanging - together_s) / min(computing, exchanging))))
+
+
+def parts_of_exchange() -> list[Any]:
+    """The arrays of several all-reduces that are on their way together."""
+    return [np.zeros(HIDDEN // SEVERAL // ITEM, np.float32) for _ in range(SEVERAL)]
+
+
+def at_once(world: World) -> float:
+    """Seconds a byte of several all-reduces by messages that are on their way together, as buckets of gradients are: while one
+    waits for the others' part of a round, the bytes of the next one travel. Collective."""
+    channel, clock = Channel(world.comm.Dup(), "calibrate"), Clock(world)
+    arrays = parts_of_exchange()
+
+    def run() -> None:
+        for work in [channel.start_allreduce(array, "probe") for array in arrays]:
+            work.wait()
+    run()
+    seconds = statistics.median(clock.time(run) for _ in range(TURNS))
+    channel.close()
+    return seconds / HIDDEN
 
 
 def messages(world: World) -> list[list[float]]:

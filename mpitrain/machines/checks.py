@@ -3,7 +3,7 @@
     [measured]
     operation_s = seconds                                                   contention = {ranks = [...], training = [...], ...}
     by_ranks = {"1" = {step_s, turns}, "2" = {step_s, turns, collective_s, shared, messages, layers, stage_messages}, ...}
-    between = {alpha, beta, gamma, points, step_s, overlap}                 points: [[bytes, seconds], ...], bytes rising
+    between = {alpha, beta, gamma, points, step_s, overlap}; also at_once   points: [[bytes, seconds], ...], bytes rising
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_measured(measured: Mapping[str, Any], file: Path | None) -> None:
     if "between" in measured:
         between = _table(measured, "between", "[measured]", file)
         _check_costs(between, "between of [measured]", file)
-        _numbers(between, ("step_s", "overlap"), "between of [measured]", file)
+        _numbers(between, ("step_s", "overlap", *(["at_once"] if "at_once" in between else [])), "between of [measured]", file)
         _numbers(measured, ("nodes",), "[measured]", file)
 
 

@@ -43,13 +43,18 @@ def is_here(machine: MachineFile) -> bool:
 
 @dataclass(frozen=True)
 class MeasuredLevel(Level):
-    """A level at which all-reduces of `measured` ranks have been timed: (bytes, seconds), from small to large."""
+    """A level at which all-reduces of `measured` ranks have been timed: (bytes, seconds), from small to large; and seconds a byte
+    of several at once (0: nobody has)."""
 
     measured: int = 0
     points: tuple[tuple[float, float], ...] = ()
+    at_once: float = 0.0
 
     def all_reduce(self, n: int, nbytes: float) -> float | None:
         return on_curve(self.points, nbytes) if n == self.measured else None
+
+    def stream(self, n: int, nbytes: float) -> float | None:
+        return self.at_once * nbytes if n == self.measured and self.at_once else None
 
 
 def on_curve(points: Sequence[Sequence[float]], nbytes: float) -> float:
@@ -73,7 +78,7 @@ def layer_seconds(machine: MachineFile, ranks: int, group: int, nbytes: float) -
 def measured_level(level: Level, costs: Mapping[str, Any], n: int) -> MeasuredLevel:
     """A level with the costs that n ranks of it were measured to have."""
     return MeasuredLevel(level.name, level.ranks, costs["alpha"], costs["beta"], costs["gamma"], level.sharing, n,
-                         tuple((size, seconds) for size, seconds in costs["points"]))
+                         tuple((size, seconds) for size, seconds in costs["points"]), costs.get("at_once", 0.0))
 
 
 def at_ranks(machine: MachineFile, ranks: int, *, by_messages: bool = False) -> MachineFile:

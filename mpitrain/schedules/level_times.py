@@ -54,6 +54,10 @@ class Level:
         """Seconds of an all-reduce of n ranks at this level, where somebody has measured it."""
         return None
 
+    def stream(self, n: int, nbytes: float) -> float | None:
+        """The same of one of several all-reduces that are on their way together: its part of the seconds of all."""
+        return None
+
 
 class Way(NamedTuple):
     """The longest way through a collective: messages one after the other, and the shares of the data that are sent and added."""
@@ -159,6 +163,13 @@ def level_seconds(operation: str, n: int, stride: int, nbytes: float, levels: Se
         seconds += flat_seconds(found, count, part, machine_of(level, level.sharing))
         part /= count
     return seconds
+
+
+def stream_seconds(n: int, stride: int, nbytes: float, levels: Sequence[Level]) -> float | None:
+    """An all-reduce's part of the seconds of several of n ranks that are on their way together; None where nobody has measured
+    it, or ranks meet at more than one level."""
+    met = [level for count, level in zip(spread_over(n, stride, levels), levels) if count > 1]
+    return met[0].stream(n, nbytes) if len(met) == 1 else None
 
 
 def all_to_all_seconds(n: int, nbytes: float, met: Sequence[tuple[int, Level]]) -> float:

@@ -92,15 +92,16 @@ def _in_order(codes: Sequence[Sequence[int]], n_stages: int, n_virtual: int, n_m
 
 
 def pipeline_times(name: str | Schedule, n_stages: int, n_micro: int, forward: Sequence[float], backward: Sequence[float],
-                   weight: Sequence[float], messages: Sequence[float], cores: float = inf) -> PipelineTimes:
+                   weight: Sequence[float], messages: Sequence[float], cores: float = inf,
+                   waiting: float = 0.0) -> PipelineTimes:
     """The times of a schedule at so many seconds of each virtual stage, and of the message between it and the next one.
 
     As `simulate_pipeline` has them; of more than `MOST` actions by what groups take, which is within 1e-4 where stages are alike,
-    and within 1 % where their seconds differ by a third. Where the stages have fewer `cores` than they are, they take turns.
-    ScheduleError for a schedule that cannot be.
+    and within 1 % where their seconds differ by a third. Where the stages have fewer `cores` than they are, they take turns,
+    in which one that waits weighs `waiting` of one that computes. ScheduleError for a schedule that cannot be.
     """
     schedule, chunks = SCHEDULES.resolve(name) if isinstance(name, str) else name, len(forward) // n_stages
-    seconds = forward, backward, weight, messages if n_stages > 1 else [0.0] * len(forward), cores
+    seconds = forward, backward, weight, messages if n_stages > 1 else [0.0] * len(forward), cores, waiting
     groups = n_micro // n_stages
     kept = max(GROUPS, MOST // (2 * len(forward) * n_stages))
     if 2 * len(forward) * n_micro <= MOST or groups <= kept:
@@ -116,12 +117,12 @@ def pipeline_times(name: str | Schedule, n_stages: int, n_micro: int, forward: S
 
 
 def timed(schedule: Schedule, n_stages: int, n_micro: int, chunks: int, forward: Sequence[float], backward: Sequence[float],
-          weight: Sequence[float], messages: Sequence[float], cores: float = inf) -> PipelineTimes:
+          weight: Sequence[float], messages: Sequence[float], cores: float = inf, waiting: float = 0.0) -> PipelineTimes:
     """One pass over the flow."""
     found = flow_of(schedule, n_stages, n_micro, chunks)
     lasts = [*forward, *(backward if found.split else [b + w for b, w in zip(backward, weight)]), *weight]
     if cores < n_stages:
-        return timed_in_turns(found, lasts, messages, n_stages, cores)
+        return timed_in_turns(found, lasts, messages, n_stages, cores, waiting)
     stops: list[float] = []
     clock = [0.0] * n_stages
     for stage, kind, need, sent in found.steps:
@@ -134,8 +135,9 @@ def timed(schedule: Schedule, n_stages: int, n_micro: int, chunks: int, forward:
     return PipelineTimes(max(clock), clock, last)
 
 
-def timed_in_turns(found: Flow, lasts: Sequence[float], messages: Sequence[float], n_stages: int, cores: float) -> PipelineTimes:
+def timed_in_turns(found: Flow, lasts: Sequence[float], messages: Sequence[float], n_stages: int, cores: float,
+                   waiting: float = 0.0) -> PipelineTimes:
     """The times of a flow whose stages share `cores` cores."""
-    starts, stops = stops_in_turns(found.steps, lasts, messages, n_stages, cores)
+    starts, stops = stops_in_turns(found.steps, lasts, messages, n_stages, cores, waiting)
     ends = [max((stop for (at, *_), stop in zip(found.steps, stops) if at == stage), default=0.0) for stage in range(n_stages)]
     return PipelineTimes(max(ends), ends, [(starts[place], stops[place]) if place >= 0 else (0.0, 0.0) for place in found.last])

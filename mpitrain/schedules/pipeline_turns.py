@@ -3,23 +3,31 @@
     4 stages on 2 cores      one at work: full speed      two: full speed      three: 2/3 each      four: half each
 
 Between two events (an action ends, a message arrives) the speeds are constant, so the moments of all events follow one after the
-other (processor sharing; Kleinrock, 1967). A stage that waits takes no core: our ranks sleep, or give their core away each time
-they look.
+other (processor sharing; Kleinrock, 1967). A stage that waits gives its core away each time it looks for its message, and takes
+3 % of it. But it never sleeps: to the host's scheduler it runs, so ranks stay where they are, and two stages that compute may
+share a core while two that look have another. On two cores (Linux 6.18, a quiet machine) four ranks that compute in turns took
+1.05 or 1.95 times their processor time, as it happened; a run with two pipelines of two stages 38 to 40 ms a step or 46 to 53. So
+a stage that waits weighs a part of one that computes (generalised processor sharing; Parekh and Gallager, 1993): the part by
+which the mean speed over all placements is right (`waiting_weight`).
+
+    4 stages on 2 cores, a weight of 0.2      two at work: 2 / (2 + 0.2 * 2) of full speed each
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
+from functools import lru_cache
+from math import comb, inf
 
 TINY = 1e-12                  # of a second: what is left of an action that has ended, by rounding
 
 
 def stops_in_turns(steps: Sequence[tuple[int, int, int, int]], lasts: Sequence[float], messages: Sequence[float], n_stages: int,
-                   capacity: float) -> tuple[list[float], list[float]]:
+                   capacity: float, waiting: float = 0.0) -> tuple[list[float], list[float]]:
     """(starts, stops) of the actions of a `pipeline_times.Flow`, whose stages have `capacity` cores together.
 
-    `lasts` are the seconds of each kind of action with a core of its own, `messages` those between virtual stages.
+    `lasts` are the seconds of each kind of action with a core of its own, `messages` those between virtual stages; a stage that
+    waits weighs `waiting` (0 to 1) of one that computes.
     """
     order: list[list[int]] = [[] for _ in range(n_stages)]
     for place, (stage, *_) in enumerate(steps):
@@ -42,7 +50,7 @@ def stops_in_turns(steps: Sequence[tuple[int, int, int, int]], lasts: Sequence[f
                 arrivals = min(arrivals, arrival)
         if not running and arrivals == inf:
             return starts, stops
-        speed = min(1.0, capacity / len(running)) if running else 1.0
+        speed = min(1.0, capacity / (len(running) + waiting * (n_stages - len(running)))) if running else 1.0
         ahead = min((left[stage] / speed for stage in running), default=inf)
         passed = min(ahead, arrivals - now)
         now += passed
@@ -52,3 +60,21 @@ def stops_in_turns(steps: Sequence[tuple[int, int, int, int]], lasts: Sequence[f
                 running.discard(stage)
                 stops[order[stage][at[stage]]] = now
                 at[stage] += 1
+
+
+@lru_cache(maxsize=256)
+def waiting_weight(ranks: int, cores: int) -> float:
+    """What a rank that waits weighs beside one that computes, where as many compute as there are cores.
+
+    The ranks lie on the cores in equal numbers, in any way alike likely. Of the `size` ranks of a core a computing one meets h
+    others that compute with the chance C(cores - 1, h) C(ranks - cores, size - 1 - h) / C(ranks - 1, size - 1), and has
+    1 / (1 + h) of it. 0 where each rank has a core.
+    """
+    if ranks <= cores:
+        return 0.0
+    least, more = divmod(ranks, cores)
+    speed = 0.0
+    for size, number in ((least, cores - more), (least + 1, more))[:1 + bool(more)]:
+        met = sum(comb(cores - 1, h) * comb(ranks - cores, size - 1 - h) / (1 + h) for h in range(size))
+        speed += number * size / ranks * met / comb(ranks - 1, size - 1)
+    return (1 / speed - 1) * cores / (ranks - cores)

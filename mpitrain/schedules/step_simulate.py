@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import inf, prod
+from math import prod
 from typing import Protocol
 
 from mpitrain.errors import ConfigError
 from mpitrain.schedules.grid import AXES, REPLICAS
-from mpitrain.schedules.level_times import Level, level_seconds, message_seconds
+from mpitrain.schedules.level_times import Level, level_seconds, message_seconds, stream_seconds
 from mpitrain.schedules.pipeline import Schedule
 from mpitrain.schedules.pipeline_times import PipelineTimes, pipeline_times
+from mpitrain.schedules.pipeline_turns import waiting_weight
 from mpitrain.schedules.steps import Algorithm
 from mpitrain.schedules.stragglers import straggler_factor
 
@@ -140,7 +141,7 @@ def simulate_step(work: Work, mesh: Mapping[str, int], schedule: str | Schedule,
     times = pipeline_times(schedule, pp, n_micro, [turns * s.forward + extra[0] for s, extra in zip(work.stages, extras)],
                            [turns * s.backward + extra[1] for s, extra in zip(work.stages, extras)],
                            [turns * s.weight for s in work.stages], [side.message(s.message_bytes) for s in work.stages],
-                           pp / side.turns if pp > 1 else inf)
+                           *((pp / side.turns, waiting_weight(side.ranks, side.cores)) if pp > 1 else ()))
     compute, tensor = max(((n_micro * turns * sum(stage.compute for stage in work.stages[s::pp]),
                             n_micro * sum(map(sum, extras[s::pp]))) for s in range(pp)), key=sum)
     ends = [side.exchange(work.stages[s::pp], times, s, pp) for s in range(pp)]
@@ -161,10 +162,11 @@ class _Side:
         self.machine, self.algorithm = machine, algorithm
         self.lengths = tuple(mesh.get(axis, 1) for axis in AXES)
         self.pp = mesh.get("pp", 1)
-        inside = prod(self.lengths)
+        self.ranks = prod(self.lengths)                       # of a host
         if machine.levels:
-            inside = min(inside, machine.levels[0].ranks or inside)
-        self.turns = max(1.0, inside / machine.cores) if machine.cores else 1.0        # ranks of a host that share a core
+            self.ranks = min(self.ranks, machine.levels[0].ranks or self.ranks)
+        self.turns = max(1.0, self.ranks / machine.cores) if machine.cores else 1.0    # ranks of a host that share a core
+        self.cores = max(1, round(self.ranks / self.turns))
 
     def one(self, operation: str, axes: tuple[str, ...], nbytes: float, seconds: float | None) -> float:
         """Seconds of a collective, without the interpreter's."""
@@ -195,7 +197,7 @@ class _Side:
     def exchange(self, stages: Sequence[Stage], times: PipelineTimes, place: int, pp: int) -> tuple[float, float]:
         """When pipeline stage `place` has computed, and when it has exchanged its gradients: bucket after bucket, as they get
         ready. While one is on its way the stage computes at the speed `overlap`: its own core moves the rest, and at 0 might as
-        well do so afterwards."""
+        well do so afterwards. Of those that are on their way together, one's bytes travel while another waits for its round."""
         ready = []
         for chunk, stage in enumerate(stages):
             begins, ends = times.last[chunk * pp + place]
@@ -206,9 +208,18 @@ class _Side:
             lasts = self.one(bucket.operation, bucket.axes, bucket.nbytes, bucket.seconds)
             if lasts:
                 now = computed_at(now, at - computed, free, self.machine.overlap) + self.machine.collective_s
-                computed, free = at, max(free, now) + lasts
+                computed, free = at, max(now + lasts, max(free, now) + self.following(bucket, lasts))
         now = computed_at(now, times.stops[place] - computed, free, self.machine.overlap)
         return now, max(free, now)
+
+    def following(self, bucket: Bucket, lasts: float) -> float:
+        """Seconds after the bucket before it at which one is there that left while that was on its way: all that it takes alone,
+        where nobody has measured less."""
+        if bucket.seconds is not None or bucket.operation != "all_reduce" or self.algorithm != "auto":
+            return lasts
+        n, stride = group(self.lengths, bucket.axes)
+        found = stream_seconds(n, stride, bucket.nbytes, self.machine.levels)
+        return lasts if found is None else found
 
 
 def computed_at(now: float, left: float, free: float, speed: float) -> float:

@@ -13,7 +13,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.machines.checks import check_measured
 from mpitrain.machines.machine import MachineFile
 from mpitrain.machines.measured import at_ranks, layer_seconds, on_curve, slowdown, step_seconds, turns
-from mpitrain.schedules.level_times import Level, level_seconds
+from mpitrain.schedules.level_times import Level, level_seconds, stream_seconds
 
 
 def costs(alpha: float) -> dict[str, Any]:
@@ -69,6 +69,9 @@ def test_ranks_of_several_hosts_have_the_network_s_costs_and_each_host_its_own()
                   measured={**HERE.measured, "between": between, "nodes": 2})
     found = at_ranks(two, 4)
     assert [level.alpha for level in found.levels] == [2e-6, 1e-4] and found.levels[1].sharing == 2
+    assert stream_seconds(2, 2, 1e6, found.levels) is None and stream_seconds(4, 1, 1e6, at_ranks(HERE, 4).levels) is None
+    several = replace(two, measured={**two.measured, "between": {**between, "at_once": 3e-9}})
+    assert [stream_seconds(*group, 1e6, at_ranks(several, 4).levels) for group in ((2, 2), (2, 1), (4, 1))] == [3e-3, None, None]
     assert level_seconds("all_reduce", 2, 2, 1024, found.levels) == pytest.approx(2e-4)         # one rank of each host
     assert step_seconds(two, 4) == 5e-3 and step_seconds(two, 2) == 2e-3 and 2 / found.cores == 1.0
 

@@ -75,6 +75,8 @@ gamma = 1e-10
 """
 
 MEASURED = """
+[measured]
+nodes = 2
 [measured.by_ranks.8]
 step_s = 1e-4
 turns = 1.0
@@ -82,6 +84,14 @@ collective_s = 2e-6
 shared = {alpha = 3e-4, beta = 1e-8, gamma = 0.0, points = [[8.0, 3e-4], [1e6, 1e-2]]}
 messages = {alpha = 1e-6, beta = 1e-9, gamma = 0.0, points = [[8.0, 1e-6], [1e6, 1e-3]]}
 layers = {2 = [[8.0, 1e-6], [1e6, 1e-4]]}
+[measured.between]
+step_s = 2e-4
+overlap = 0.7
+alpha = 1e-4
+beta = 1e-8
+gamma = 0.0
+points = [[8.0, 1e-4], [1e5, 2e-3], [1e6, 1.1e-2]]
+at_once = 1e-8
 """
 
 

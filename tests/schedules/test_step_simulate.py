@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import ConfigError
+from mpitrain.machines.measured import MeasuredLevel
 from mpitrain.schedules.level_times import Level, level_seconds
 from mpitrain.schedules.pipeline_simulate import bubble
 from mpitrain.schedules.step_simulate import Bucket, Collective, Stage, Work, group, simulate_step
@@ -25,7 +26,6 @@ class Simple:
     spread: float = 0.0
     overlap: float = 1.0
     cores: int = 0
-    turn_s: float = 0.0
 
 
 HERE = Simple()
@@ -62,6 +62,20 @@ def test_gradients_behind_the_backward_are_hidden_and_those_at_its_end_exposed()
     assert exposed(0.1, machine=Simple(overlap=0.5), longer=lasts / 2) == 0.0         # it computes at half its speed meanwhile
     assert exposed(1.0, machine=Simple(overlap=0.5)) == pytest.approx(lasts)
     assert exposed(0.1, 0.2, machine=Simple(collective_s=0.001), longer=0.002) == 0.0
+
+
+def test_buckets_that_travel_together_take_less_than_one_after_the_other_where_that_was_measured() -> None:
+    """Alone each takes 5 ms; of several at once the link has one every 3 ms."""
+    points = ((1e3, 1e-4), (1e6, 5e-3), (1e7, 4e-2))
+    apart, together = (Simple(levels=(MeasuredLevel("net", 0, 1e-4, 3e-9, 0.0, 1, 2, points, each),)) for each in (0.0, 3e-9))
+
+    def exposed(machine: Simple, *ready: float) -> float:
+        stage = replace(PLAIN, buckets=tuple(Bucket(1e6, share) for share in ready))
+        return simulate_step(Work((stage,)), {"dp": 2}, "1f1b", 1, machine).exposed
+    assert exposed(apart, 1.0) == exposed(together, 1.0) == pytest.approx(0.005)
+    assert exposed(apart, 1.0, 1.0, 1.0) == pytest.approx(0.015)
+    assert exposed(together, 1.0, 1.0, 1.0) == pytest.approx(0.005 + 2 * 0.003)
+    assert exposed(together, 0.6, 1.0) == pytest.approx(0.005)               # 8 ms apart: the first is there before
 
 
 def test_gradients_of_early_stages_are_the_last_to_leave() -> None:

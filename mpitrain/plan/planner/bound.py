@@ -2,12 +2,12 @@
 
     before stage s begins, a micro-batch passes the stages before it, and after its last backward one passes them back;
     between, it does its own work for all micro-batches                                    -> compute and idle time
-    the gradients of stage 0, as one message, leave after its last backward has begun      -> exposed exchange
-    sharded parameters, as one message of a stage, come back after the update, or ahead of each use
+    the gradients of stage 0 leave after its last backward has begun                       -> exposed exchange
+    sharded parameters come back after the update, or ahead of each use
 
 `rough` knows sums of the blocks' seconds alone; `near` adds the collectives of layers, for which a few rows have to run through
-the model, and those of sharded states in each micro-batch. Left out are messages between stages, latencies of further buckets,
-and the stragglers.
+the model, and those of sharded states in each micro-batch. Left out are messages between stages, latencies of all-reduces
+of further buckets, and the stragglers.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ from mpitrain.plan.planner.problem import SPLIT, Problem
 from mpitrain.plan.planner.traffic import sized
 from mpitrain.plan.planner.work import algorithm_of, timed, width_factor, wire_factor
 from mpitrain.schedules.grid import AXES, REPLICAS
-from mpitrain.schedules.level_times import level_seconds
+from mpitrain.schedules.level_times import level_seconds, stream_seconds
 from mpitrain.schedules.step_simulate import Collective, group
+
+ITEM = 4                      # bytes of a gradient
+NOTHING = 1e-9                # bytes of a message that is all latency
 
 
 class Layers(NamedTuple):
@@ -115,9 +118,11 @@ def _layers(problem: Problem, c: Candidate) -> Layers:
 def _exchange(problem: Problem, c: Candidate) -> tuple[float, float]:
     """Seconds of the exchange of stage 0's gradients, and of the gather after the update of the stage that has most."""
     parameters, pp, wire = sums(problem.parameters(c.cuts), bounds_of(problem, c)), c.cuts.pp, wire_factor(problem.config)
+    counts = buckets_of(problem, c)
     most = max(sum(parameters[s::pp]) for s in range(pp)) if c.sharding in ("optimizer", "gradients") else 0.0
-    return (_among_replicas(problem, c, "all_reduce" if c.sharding == "none" else "reduce_scatter", sum(parameters[::pp]) * wire),
-            _among_replicas(problem, c, "all_gather", most * wire))
+    return (_among_replicas(problem, c, "all_reduce" if c.sharding == "none" else "reduce_scatter", sum(parameters[::pp]) * wire,
+                            sum(counts[::pp])),
+            _among_replicas(problem, c, "all_gather", most * wire, min(sum(counts[s::pp]) for s in range(pp))))
 
 
 def _fetched(problem: Problem, c: Candidate) -> float:
@@ -126,21 +131,43 @@ def _fetched(problem: Problem, c: Candidate) -> float:
     if c.sharding in ("none", "optimizer"):
         return 0.0
     blocks, pp, bounds, overlap = problem.blocks(c), c.cuts.pp, bounds_of(problem, c), problem.machine.overlap
-    wire, found = wire_factor(problem.config) * (1 - 1 / c.micro_batches), [0.0] * pp
-    for v, (nbytes, f, b) in enumerate(zip(*(sums(of, bounds) for of in (
-            problem.parameters(c.cuts), blocks.forward, blocks.backward)))):
-        ahead = _among_replicas(problem, c, "all_gather", nbytes) if c.sharding == "parameters" else 0.0
-        back = ahead + _among_replicas(problem, c, "reduce_scatter", nbytes) * wire
+    wire, found, by_block = wire_factor(problem.config) * (1 - 1 / c.micro_batches), [0.0] * pp, problem.parameters(c.cuts)
+    for v, (nbytes, f, b, n, m) in enumerate(zip(*(sums(of, bounds) for of in (
+            by_block, blocks.forward, blocks.backward, [min(1, size) for size in by_block])), buckets_of(problem, c))):
+        ahead = _among_replicas(problem, c, "all_gather", nbytes, n) if c.sharding == "parameters" else 0.0
+        back = ahead + _among_replicas(problem, c, "reduce_scatter", nbytes, m) * wire
         found[v % pp] += max(0.0, ahead - overlap * f) + max(0.0, back - overlap * (b + (f if c.recompute else 0.0)))
     return min(found)
 
 
-def _among_replicas(problem: Problem, c: Candidate, operation: str, nbytes: float) -> float:
-    """Seconds of a collective of the ranks that have the same parameters; 0 where experts have others."""
+def buckets_of(problem: Problem, c: Candidate) -> list[int]:
+    """How many buckets of gradients each virtual stage has at least: further ones end where a run may not join parameters."""
+    def count() -> list[int]:
+        most, sizes, found = max(1, problem.config.comm.bucket_bytes // ITEM), problem.sizes(c.cuts), list[int]()
+        for a, b in pairwise(bounds_of(problem, c)):
+            number, inside = 0, 0
+            for size in (size for block in reversed(sizes[a:b]) for size in reversed(block)):
+                inside += size
+                if inside >= most:
+                    number, inside = number + 1, 0
+            found.append(number + (inside > 0))
+        return found
+    counted: list[int] = problem.once(("buckets", c.cuts, c.chunks), count)
+    return counted
+
+
+def _among_replicas(problem: Problem, c: Candidate, operation: str, nbytes: float, number: int) -> float:
+    """Seconds of so many collectives of so many bytes together, of the ranks that have the same parameters; 0 where experts have
+    others. All-reduces count as one: by which algorithm they go depends on their sizes."""
     n, stride = group(tuple(c.mesh.get(axis, 1) for axis in AXES), REPLICAS)
-    if n == 1 or c.cuts.ep > 1:
+    if n == 1 or c.cuts.ep > 1 or nbytes <= 0:
         return 0.0
-    return level_seconds(operation, n, stride, nbytes, problem.machine_of(c).levels, algorithm_of(problem.config))
+    levels, algorithm = problem.machine_of(c).levels, algorithm_of(problem.config)
+    seconds = level_seconds(operation, n, stride, nbytes, levels, algorithm)
+    if operation != "all_reduce":
+        return seconds + (number - 1) * level_seconds(operation, n, stride, NOTHING, levels, algorithm)
+    together = stream_seconds(n, stride, nbytes, levels) if algorithm == "auto" else None
+    return seconds if together is None else min(seconds, together)
 
 
 def bounds_of(problem: Problem, c: Candidate) -> list[int]:

@@ -89,6 +89,19 @@ class Problem:
         """The numbers of optimizer state that each block's parameters have."""
         return self._by_block(cuts, "states", lambda s, item: self.optimizer.state_size(s.parameter))
 
+    def sizes(self, cuts: Cuts) -> list[list[int]]:
+        """The sizes of each block's parameters, in order."""
+        def count() -> list[list[int]]:
+            placed = self.shared(cuts)
+            assert placed is not None, "it has been found to be there"
+            found: list[list[int]] = [[] for _ in range(self.n_blocks)]
+            places = placed.stage.places
+            for s in placed.layout().segments:
+                found[places.get(s.name, 0)].append(s.stop - s.start)
+            return found
+        counted: list[list[int]] = self.once(("sizes", cuts._replace(pp=1)), count)
+        return counted
+
     def _by_block(self, cuts: Cuts, what: str, size: Callable[[Any, int], int]) -> list[int]:
         def count() -> list[int]:
             placed = self.shared(cuts)
@@ -185,7 +198,7 @@ class Problem:
         placed = replace(known, grid=Grid(cuts._asdict()), mesh=config.mesh, stage=cut(
             known.stage.whole, 0, cuts.pp, chunks, counts=() if isinstance(counts, str) else counts))
         refuse_cuts(config, placed)
-        stages = [placed.at_stage(index) for index in range(cuts.pp)]
+        stages = [placed, *(placed.at_stage(index) for index in range(1, cuts.pp))]
         return Cut(stages, [stage.layout() for stage in stages])
 
     def require(self, c: Candidate) -> None:
