@@ -78,6 +78,22 @@ INLINE void unpack_two(const u8 *restrict q, float high, float low, float *restr
     if (j < size) unpack_byte(q[j / 8], bits_of(high), bits_of(low), total + j, size - j, add);
 }
 
+/* All blocks, whose elements are minus or plus a size (`each` 1), or the lower or the higher of two values (2). */
+INLINE int decoded(const u8 *restrict q, const i64 *bounds, const float *restrict values, const int each, float *restrict total,
+                   i64 n, i64 blocks, i64 bytes, i64 add)
+{
+    for (i64 i = 0, at = 0, from = 0; i < blocks; i++) {
+        i64 end = end_of(bounds, i, at, n), size = end - at, taken = (size + 7) / 8;
+        if (end < 0 || from + taken > bytes) return 2;
+        float high = values[each * i + each - 1], low = each == 1 ? -high : values[each * i];
+        if (add) unpack_two(q + from, high, low, total + at, size, 1);
+        else unpack_two(q + from, high, low, total + at, size, 0);
+        at = end;
+        from += taken;
+    }
+    return 0;
+}
+
 /* ---- a sign and a size --------------------------------------------------------------------------------------------------- */
 
 /* Lane l has the numbers l, l + LANES, ... in order. */
@@ -115,15 +131,7 @@ int onebit_encode(const float *restrict values, float *restrict error, const i64
 int onebit_decode(const u8 *restrict q, const i64 *bounds, const float *restrict scales, float *restrict total, i64 n, i64 blocks,
                   i64 bytes, i64 add)
 {
-    for (i64 i = 0, at = 0, from = 0; i < blocks; i++) {
-        i64 end = end_of(bounds, i, at, n), size = end - at, taken = (size + 7) / 8;
-        if (end < 0 || from + taken > bytes) return 2;
-        if (add) unpack_two(q + from, scales[i], -scales[i], total + at, size, 1);
-        else unpack_two(q + from, scales[i], -scales[i], total + at, size, 0);
-        at = end;
-        from += taken;
-    }
-    return 0;
+    return decoded(q, bounds, scales, 1, total, n, blocks, bytes, add);
 }
 
 /* ---- one of two values --------------------------------------------------------------------------------------------------- */
@@ -207,13 +215,5 @@ int twomeans_encode(const float *restrict values, float *restrict error, const i
 int twomeans_decode(const u8 *restrict q, const i64 *bounds, const float *restrict means, float *restrict total, i64 n, i64 blocks,
                     i64 bytes, i64 add)
 {
-    for (i64 i = 0, at = 0, from = 0; i < blocks; i++) {
-        i64 end = end_of(bounds, i, at, n), size = end - at, taken = (size + 7) / 8;
-        if (end < 0 || from + taken > bytes) return 2;
-        if (add) unpack_two(q + from, means[2 * i + 1], means[2 * i], total + at, size, 1);
-        else unpack_two(q + from, means[2 * i + 1], means[2 * i], total + at, size, 0);
-        at = end;
-        from += taken;
-    }
-    return 0;
+    return decoded(q, bounds, means, 2, total, n, blocks, bytes, add);
 }

@@ -60,6 +60,10 @@ def read_table(path: Path) -> Table:
 
 def clock_in(row: Mapping[str, str | None], path: Path, line: int, table: Table) -> tuple[tuple[int, str], list[Clock]]:
     """Adds the clock of a row to those of its stage and instruction, and gives these."""
+    short = next((name for name in COLUMNS if row[name] is None), "")
+    if short:
+        raise DataError(f"line {line}: expected a value for each of {','.join(COLUMNS)}, and the row ends before {short}",
+                        file=path)
     word = (row["instruction"] or "").strip().lower()
     if word not in KIND:
         raise DataError(f'line {line}: the instruction "{word}" is not there{nearest(word, KIND)}', file=path)

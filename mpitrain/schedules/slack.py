@@ -11,6 +11,7 @@ While a stage waits it draws `idle_watts`; the energy of a step has that, too.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -84,6 +85,8 @@ class Pipeline:
                 clocks = table[action.chunk * n_stages + stage, action.kind]
                 self.options[stage, action] = pareto(clocks, idle_watts)
         self.places = list(self.options)
+        self._next = {place: {one: other.seconds for one, other in pairwise(clocks)} for place, clocks in self.options.items()}
+        self._order = list(flow(self.programs, chunks))
         self.network, self._arcs = self._events(message)
 
     def _events(self, message: float) -> tuple[Network, range]:
@@ -99,7 +102,7 @@ class Pipeline:
                                Activity(2 * number[stage, program[-1]] + 2, last, nothing)]
             activities += [Activity(2 * number[stage, one] + 2, 2 * number[stage, other] + 1, nothing)
                            for one, other in pairwise(program)]
-        for stage, action, need in flow(self.programs, self.chunks):
+        for stage, action, need in self._order:
             if need is not None:
                 activities.append(Activity(2 * number[need] + 2, 2 * number[stage, action] + 1,
                                            ((message if self.n_stages > 1 else 0.0, 0.0),)))
@@ -130,8 +133,10 @@ class Pipeline:
         while True:
             best, gain = None, 0.0
             for place, clock in chosen.items():
-                room = late[place] - early[place]
-                slower = cheapest(self.options[place], clock.seconds + room, self.idle_watts)
+                within, clocks = clock.seconds + late[place] - early[place], self.options[place]
+                if within < self._next[place].get(clock, math.inf):           # most have no room for the next one
+                    continue
+                slower = cheapest(clocks, within, self.idle_watts)
                 saved = worth(clock, self.idle_watts) - worth(slower, self.idle_watts)
                 if saved > gain * (1 + SAME):
                     best, gain = (place, slower), saved
@@ -142,7 +147,7 @@ class Pipeline:
 
     def _bounds(self, chosen: Mapping[Place, Clock], seconds: float) -> tuple[dict[Place, float], dict[Place, float]]:
         """When each action can start at the earliest, and has to at the latest."""
-        message, order = self.cost.alpha if self.n_stages > 1 else 0.0, list(flow(self.programs, self.chunks))
+        message, order = self.cost.alpha if self.n_stages > 1 else 0.0, self._order
         early, late = dict[Place, float](), dict[Place, float]()
         free = [0.0] * self.n_stages
         for stage, action, need in order:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -44,13 +44,17 @@ class Meetings(Protocol):
 
 
 class MemberRun(Run):
-    """A run whose parts can be had while it trains."""
+    """A run whose parts can be had while it trains. One that `stands_in` for a run which has failed is at this step when it
+    begins, with whatever weights, and takes those of another there."""
 
     built: Built
+    stands_in: Callable[[Plan], int] | None = None
     inputs: Inputs                           # whose transforms have learned what they need
 
     def _fit(self, session: Session, job: Built, *rest: Any) -> Trained:
         self.built, self.inputs = job, session.inputs
+        if self.stands_in is not None:
+            job.trainer.update.step, job.trainer.evaluated = self.stands_in(job.plan), True
         return super()._fit(session, job, *rest)
 
 
@@ -65,24 +69,35 @@ class Members(TrialRuns):
         self._judges: Any = None
 
     def train_on(self) -> None:
-        """Trains the member to its end. Where it gets other values, its run goes on as another, from the same checkpoint."""
+        """Trains the member to its end. Where it gets other values, its run goes on as another, from the same checkpoint; where
+        it fails, one that has trained nothing stands in for it at the next meeting."""
         self._began = time.perf_counter()
+        last, failure = len(self.study.rungs) - 1, None
         while self.outcome is None and not self.population.stopped:
+            failed = self.population.member in self.population.failed
+            if failed and (self.population.done == last or self.population.rule.rule != "pbt"):
+                self.outcome = failure
+                break
             job = Job(self.population.member, self.population.values[self.population.member], self.population.done)
             self._plan = self._run = self._judges = None
             try:
                 config = self._config(job)
                 self._run = MemberRun(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
+                if failed:
+                    self._run.stands_in = partial(steps_of, self.study.rungs[job.rung])
                 with self._run as run:
                     trained = run.train(resume="auto", observers=[self.clock], change=tuple(self.study.space.dimensions),
-                                        as_trial=AsTrial(partial(self._meetings, config), synced=True))
+                                        as_trial=AsTrial(partial(self._meetings, config, failure), synced=True))
             except Exception as error:
-                self._fails(error)
-                return
+                failure = self._fails(error)
+                if failed:                                    # it cannot even begin
+                    self.outcome = failure
+                continue
             if not trained.paused:
-                self.outcome = self._record(Job(job.trial, job.values, len(self.study.rungs) - 1), config, trained)
+                self.outcome = self._record(Job(job.trial, job.values, last), config, trained)
 
-    def _fails(self, error: Exception) -> None:
+    def _fails(self, error: Exception) -> Record:
+        """The record of a member's failure, if it ends alone."""
         code = self._code(error)
         if code is None:
             raise error
@@ -90,19 +105,18 @@ class Members(TrialRuns):
             self._run.close()
         job = Job(self.population.member, {}, self.population.done)
         message = error.message if isinstance(error, MpitrainError) else describe(error).message
-        self.outcome = self._failed(job, code, message, getattr(error, "step", None) or 0)
-        self.population.failed.append(job.trial)
-        last = len(self.study.rungs) - 1
-        if self.population.done < last:
-            self.population.meet(self.population.done, self.outcome, None)
+        if job.trial not in self.population.failed:
+            self.population.failed.append(job.trial)
+        return self._failed(job, code, message, getattr(error, "step", None) or 0)
 
     def _config(self, job: Job) -> Config:
         config = super()._config(job)
         own = self.population.rule.own_seed
         return changed(config, run={"seed": config.run.seed + job.trial}) if own else config
 
-    def _meetings(self, config: Config, plan: Plan) -> Pauses:
-        """The ends of all rungs but the last, where members meet; one that is through already is passed."""
+    def _meetings(self, config: Config, failure: Record | None, plan: Plan) -> Pauses:
+        """The ends of all rungs but the last, where members meet; one that is through already is passed. A run that stands in
+        for one that failed brings that failure along, and ends there."""
         self._plan = plan
         steps = {self.study.steps_of(rung, plan.steps_per_epoch): rung for rung in range(len(self.study.rungs) - 1)}
 
@@ -113,7 +127,8 @@ class Members(TrialRuns):
             assert self._run is not None
             job = Job(population.member, population.values[population.member], rung)
             self.clock.close()
-            record = self._record(job, config, Trained(step, metrics, {}, paused=True))
+            stands_in = self._run.stands_in is not None
+            record = failure if stands_in else self._record(job, config, Trained(step, metrics, {}, paused=True))
             try:
                 goes_on = population.meet(rung, record, self._run.built)
             except Exception as error:
@@ -121,7 +136,7 @@ class Members(TrialRuns):
                 raise
             self._began = time.perf_counter()
             self.clock.begin(self._run.built.trainer)         # type: ignore[arg-type]
-            return goes_on
+            return goes_on and not stands_in
         return Pauses(list(steps), meets)
 
     def _record(self, job: Job, config: Config, trained: Trained) -> Record:
@@ -147,6 +162,10 @@ class Members(TrialRuns):
         self.population.links.put_back(built, own)
         sign = 1.0 if objective.higher else -1.0
         return (sign * mine, sign * theirs) if mine - mine == theirs - theirs == 0 else None
+
+
+def steps_of(epochs: int, plan: Plan) -> int:
+    return epochs * plan.steps_per_epoch
 
 
 def _tournament(built: Built, inputs: Inputs, population: Meetings) -> Any:

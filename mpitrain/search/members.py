@@ -3,6 +3,9 @@
     train and save  ->  meet: results to the journal  ->  who takes whose weights, to the journal  ->  messages between groups
                     ->  who has new weights saves them as the checkpoint of the same step  ->  meet: "exchanged", to the journal
 
+A member that has failed on its way to a meeting comes there with a run that has trained nothing, and takes the weights of another
+(with rule "pbt", where one has a score): Jaderberg et al. count it as the worst.
+
 Whatever moment a job is killed at, the journal says which of these is done, and the checkpoints hold what the rest needs: who
 gives weights keeps his, and nobody goes on before all have saved. So a study that goes on ends as one that was not interrupted.
 """
@@ -10,7 +13,7 @@ gives weights keeps his, and nobody goes on before all have saved. So a study th
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mpitrain.comm.job import guard
@@ -46,7 +49,7 @@ class Population(Group):
         self.trains = Members(self, self.runs)
         self.values: list[Values] = []                        # of all members
         self.done = 0                                         # exchanges that all have come through
-        self.failed: list[int] = []                           # members that go on no more
+        self.failed: list[int] = []                           # members that have failed, and not got the weights of another
         self._agreed = False
 
     # -- what rank 0 alone does, with the table ------------------------------------------------------------------------
@@ -68,9 +71,10 @@ class Population(Group):
     def _decided(self, turn: int) -> dict[int, int] | None:
         """Who takes whose weights in a round, where the journal has it whole."""
         assert self.table is not None
-        found = {record["trial"]: record["from"] for record in self.table.records
-                 if record["kind"] == "exchange" and record["round"] == turn}
-        return found if len(found) == len(self._able()) else None
+        records = [record for record in self.table.records if record["kind"] == "exchange" and record["round"] == turn]
+        found = {record["trial"]: record["from"] for record in records}
+        able = len(self._able())
+        return found if len(found) == (records[0].get("of", able) if records else able) else None      # "of" is newer than some
 
     def _able(self) -> list[int]:
         """The members that have not failed, as far as the table knows."""
@@ -91,12 +95,14 @@ class Population(Group):
         assert self.table is not None
         table, seed, now = self.table.decisions.table, self.study.seed, time.time()
         records: list[Record] = []
-        for member in self._able():
+        able = sorted({*self._able(), *taken})
+        for member in able:
             source = taken.get(member, member)
             values = table.trials[source].values
             if member in taken and self.rule.rule == "pbt":
                 values = explored(self.study.space, values, self.rule, seed, turn, member)
-            records.append({"kind": "exchange", "trial": member, "values": values, "from": source, "round": turn, "time": now})
+            records.append({"kind": "exchange", "trial": member, "values": values, "from": source, "round": turn,
+                            "of": len(able), "time": now})
         self.table.add(*records)
 
     def _finish(self, turn: int) -> None:
@@ -112,10 +118,9 @@ class Population(Group):
         found = on_first(self.control, lambda: self._read())
         self.values, self.done, self.failed = found["values"], found["done"], found["failed"]
         try:
-            if self.member not in self.failed:
-                self.trains.train_on()
+            self.trains.train_on()
             while not self.stopped and self.done < len(self.study.rungs) - 1:      # a member that has failed takes part
-                self.meet(self.done, None, None)
+                self.meet(self.done, self.trains.outcome, None)
             if not self.stopped:
                 self.last()
         except Stopped:
@@ -149,11 +154,14 @@ class Population(Group):
         if records is None:
             return False
         on_first(self.control, lambda: self._tell(records))
-        self._agree(built)
+        runs, each = self.control.gather_objects(built is not None), self.groups.comm.size
+        there = [member for member in range(self.members) if runs[member * each]]
+        self._agree(built, everyone=len(there) == self.members)
         taken = on_first(self.control, lambda: _pairs(self._decided(turn)))
         if taken is None:
-            taken = self._new_decision(turn, built)
+            taken = self._new_decision(turn, built, there)
         sources = {member: source for member, source in taken if member != source}
+        self.failed = [member for member in self.failed if member not in sources]
         if built is not None:
             self._exchange(sources, built)
         self.groups.meet()
@@ -166,15 +174,15 @@ class Population(Group):
         self._finish(turn)
         return [trial.values for trial in self.table.decisions.table.trials]
 
-    def _agree(self, built: Job | None) -> None:
-        """At the first meeting: are the runs alike?"""
-        first, self._agreed = not self._agreed, True
-        if first and not any(self.control.gather_objects(built is None)):      # who has failed has none, and the others know
+    def _agree(self, built: Job | None, *, everyone: bool) -> None:
+        """At the first meeting to which everyone comes with a run: are the runs alike?"""
+        if everyone and not self._agreed:
+            self._agreed = True
             assert built is not None
             self.links.agree(self.control, built, f"member {self.member}")
 
-    def _new_decision(self, turn: int, built: Job | None) -> Any:
-        """The sources of all members, which the journal has then."""
+    def _new_decision(self, turn: int, built: Job | None, there: Collection[int]) -> Any:
+        """The sources of all members, which the journal has then; those `there` have a run that can take weights."""
         self.failed = on_first(self.control, lambda: [m for m in range(self.members) if m not in self._able()])
         able = [member for member in range(self.members) if member not in self.failed]
         seed, judged = self.study.seed, None
@@ -186,8 +194,8 @@ class Population(Group):
         def decide() -> Any:
             assert self.table is not None
             if judged is None:
-                trials = self.table.decisions.table.trials
-                taken = exploit({member: trials[member].score for member in able}, self.rule.quantile, seed, turn)
+                trials, lost = self.table.decisions.table.trials, [member for member in self.failed if member in there]
+                taken = exploit({member: trials[member].score for member in (*able, *lost)}, self.rule.quantile, seed, turn, lost)
             else:
                 n = self.groups.comm.size
                 taken = winners({member: judged[member * n] for member in able}, partners)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -94,8 +94,10 @@ def draws(seed: int, turn: int, member: int = 0) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed % 2**64, (turn + 1) * ROUNDS + member]))
 
 
-def exploit(scores: Mapping[int, Score | None], quantile: float, seed: int, turn: int) -> dict[int, int]:
-    """Who takes whose weights: the lowest quantile of the members, each those of one drawn of the highest.
+def exploit(scores: Mapping[int, Score | None], quantile: float, seed: int, turn: int,
+            failed: Collection[int] = ()) -> dict[int, int]:
+    """Who takes whose weights: the lowest quantile of the members, and all that have failed, each those of one drawn of the
+    highest.
 
     Members without a score are the lowest; of equal ones, those with the higher number. With several objectives the order is that
     of fronts.
@@ -107,6 +109,7 @@ def exploit(scores: Mapping[int, Score | None], quantile: float, seed: int, turn
     ranked = [*rung.best(len(known)), *sorted(scores.keys() - known.keys())]
     n = min(max(1, int(quantile * len(ranked))), len(ranked) // 2)
     high, low = [member for member in ranked[:n] if scores[member] is not None], ranked[len(ranked) - n:]
+    low += [member for member in sorted(failed) if member not in low]
     return {member: high[int(draws(seed, turn, member).random() * len(high))] for member in low} if high else {}
 
 

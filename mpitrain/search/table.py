@@ -8,7 +8,8 @@
     stop       trial, rung                            stopped after that rung: it does not go on
     lost       trial, rung                            open: the job that ran it has ended
     again      trial, rung                            running once more, from its last pause
-    exchange   trial, values [, from]                 going on with other values (populations)
+    exchange   trial, values [, from]                 going on with other values (populations); one that has failed goes on, too,
+                                                      with the weights of another, as if it had paused
     job        event [, groups, ranks, ...]           (a job begins to work on the study, or is asked to stop)
 
 A rung is counted from 0; `rungs` gives its epochs. Further keys (seconds, group) stay in the journal and are not needed here.
@@ -159,7 +160,7 @@ class Table:
     def _promote(self, record: Mapping[str, Any]) -> None:
         trial, rung = self._trial(record), record["rung"]
         assert trial.state == PAUSED and trial.reached < rung <= self.last
-        self.rungs[trial.reached].promoted.add(trial.id)
+        self.rungs[trial.rung].promoted.add(trial.id)
         del self.paused[trial.id]
         trial.state, trial.rung = RUNNING, rung
         self.open[trial.id, rung] = RUNNING
@@ -201,7 +202,11 @@ class Table:
         self.open[job] = self.trials[job[0]].state = RUNNING
 
     def _exchange(self, record: Mapping[str, Any]) -> None:
-        self._trial(record).values = dict(record["values"])
+        trial = self._trial(record)
+        trial.values = dict(record["values"])
+        if trial.state == FAILED and record.get("from", trial.id) != trial.id:
+            trial.state, trial.code, trial.message = PAUSED, "", ""
+            self.paused[trial.id] = None
 
     def _trial(self, record: Mapping[str, Any]) -> Trial:
         number: int = record["trial"]

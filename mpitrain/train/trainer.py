@@ -15,18 +15,17 @@ import numpy as np
 from mpitrain.checkpoint.saver import Saver
 from mpitrain.comm.job.signals import StopRequest
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.comm.messages.prepare import ALONE
-from mpitrain.comm.work import Collective
 from mpitrain.data import Loader, MicroBatch
 from mpitrain.errors import NumericsError, Stopped, Terminated
 from mpitrain.optim.schedule import Adaptive
 from mpitrain.parallel.gradients.timeline import SpanMaker, no_span
-from mpitrain.parallel.pipeline.late import LateLosses, parts_of
+from mpitrain.parallel.pipeline.late import LateLosses
 from mpitrain.parallel.pipeline.runner import Parts, Pipeline
 from mpitrain.parallel.policies.policy import Policy
 from mpitrain.train.bad_steps import BadSteps
 from mpitrain.train.evaluate import Evaluator
-from mpitrain.train.intervals import NO_TALLY, Pauses, Plan, Step
+from mpitrain.train.intervals import Pauses, Plan, Step
+from mpitrain.train.loss_message import LossMessage
 from mpitrain.train.observers import Observer, Watched
 from mpitrain.train.patience import Patience, is_better
 
@@ -45,6 +44,7 @@ class Trainer:
                  plan: Plan, span: SpanMaker = no_span):
         self.pipeline, self.update, self.loader, self.evaluator = pipeline, update, loader, evaluator
         self.channel, self.plan, self.span, self.bad_steps = channel, plan, span, BadSteps(loader, channel)
+        self.share = LossMessage(channel)                        # adds up the parts of the loss over ranks
         self.observers: list[Observer] = []
         self.folder: Path | None = None                          # the run folder, for observers
         self.saver: Saver | None = None
@@ -57,9 +57,7 @@ class Trainer:
         self.patience: Patience | None = None                    # ends the run early
         self.pauses = Pauses()                                   # steps after which it may pause
         self.metrics: dict[str, float] = {}                      # metrics of the last evaluation
-        self._message = np.zeros(0)                              # buffer of `share`: the message and its sum over ranks
         self._began, self._loaded_s = time.perf_counter(), 0.0   # when work on the step began, and its wait for data
-        self._add: Collective = ALONE
         self._late: LateLosses | None = None                     # those of the last step, where nobody has waited for them
         self.more: dict[str, Any] = {}                           # values of a step that observers add to its line
         self.notes: list[str] = []                               # lines told when the run starts
@@ -93,35 +91,6 @@ class Trainer:
     def flags(self) -> tuple[bool, bool]:
         """Whether this rank wants to stop, and whether its thread has written what there was to write: ranks add them up."""
         return self.stop.asked, self.saver is not None and self.saver.ready
-
-    def share(self, parts: Parts, seconds: tuple[float, float, float], tally: np.ndarray[Any, Any] = NO_TALLY
-              ) -> tuple[Any, float, np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """The sum of the micro-batches' parts of the mean loss, and the ranks' seconds, in one message.
-
-        Each rank passes its own parts, and zeros; the sum is exact, and rounded once. `tally` becomes the sum of the ranks'. Of
-        the three `seconds` come the smallest of the ranks' first (waiting), and each rank's second and third (worked and loaded;
-        empty on one rank), valid until the next call. On one rank losses of a device stay on their way.
-        """
-        n = self.channel.size
-        if isinstance(parts, LateLosses):
-            parts.begin()
-            if n == 1:
-                return parts, seconds[0], NO_TALLY, NO_TALLY
-            parts = parts_of(parts)
-        if n == 1:
-            return math.fsum(parts), seconds[0], NO_TALLY, NO_TALLY      # a message to nobody costs a small model 1 % of its step
-        begin = len(parts)
-        end = begin + 3 * n
-        if self._message.size != end + len(tally):
-            self._message = np.zeros(end + len(tally))
-            self._add = self.channel.prepare(self._message, "loss")
-        message = self._message
-        message[:begin], message[begin:end], message[end:] = parts, 0, tally
-        message[begin + self.channel.rank:end:n] = seconds
-        self._add.run()
-        tally[...] = message[end:]
-        waited, worked, loaded = message[begin:begin + n], message[begin + n:end - n], message[end - n:end]
-        return math.fsum(message[:begin]), float(waited.min()), worked, loaded
 
     def fit(self) -> dict[str, float]:
         """Trains to the end and returns the last evaluation. Raises Stopped after a stop request, with a checkpoint saved."""

@@ -109,6 +109,17 @@ def add_step(parser: ArgumentParser) -> None:
                        help="the checkpoint with the lowest validation loss, or the best checkpoint.best_metric")
 
 
+def add_language_model(parser: ArgumentParser) -> None:
+    """How a saved language model is put to work, and which checkpoint of it."""
+    parser.add_argument("--slots", type=int, default=8, metavar="N", help="texts at a time, on each copy of the model (8)")
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu",
+                        help="cpu (default): the same text in any company; gpu: in the run's precision")
+    parser.add_argument("--vocabulary", type=Path, metavar="FOLDER",
+                        help="the table of tokens: vocab.json and merges.txt, or a data folder (default: the run's data)")
+    add_step(parser)
+    parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+
+
 def _step(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise ArgumentTypeError(f"expected the number of a step, found {text!r}")

@@ -8,7 +8,7 @@ from pathlib import Path
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.config import load_run
-from mpitrain.verbs import add_step
+from mpitrain.verbs import add_language_model
 
 HELP = "continue a text with a trained language model, or each prompt of a file"
 
@@ -27,15 +27,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw among the likeliest tokens of this share")
     parser.add_argument("--seed", type=int, default=0,
                         help="of the draws, 0 or more; a text depends on it and its prompt's number alone")
-    parser.add_argument("--slots", type=int, default=8, metavar="N", help="texts at a time, on each copy of the model (8)")
     parser.add_argument("--slide", action="store_true", help="go on beyond model.block, from the last so many tokens")
     parser.add_argument("--no-cache", action="store_true", help="read the whole text anew for each token: slower, the same text")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu",
-                        help="cpu (default): the same text in any company; gpu: in the run's precision")
-    parser.add_argument("--vocabulary", type=Path, metavar="FOLDER",
-                        help="the table of tokens: vocab.json and merges.txt, or a data folder (default: the run's data)")
-    add_step(parser)
-    parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+    add_language_model(parser)
 
 
 def run(options: Namespace, process: Process) -> int:

@@ -11,7 +11,7 @@ from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.signals import launched_by_hydra
 from mpitrain.comm.job.start import launched_rank
 from mpitrain.config import load_run
-from mpitrain.verbs import add_step
+from mpitrain.verbs import add_language_model
 
 HELP = "answer completions of a language model over HTTP, on this machine alone"
 
@@ -20,14 +20,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("arguments", nargs="*", metavar="section.key=value")
     parser.add_argument("--port", type=int, default=8000, help="of 127.0.0.1 (default: 8000); 0: one that is free")
-    parser.add_argument("--slots", type=int, default=8, metavar="N", help="texts at a time, on each copy of the model (8)")
     parser.add_argument("--queue", type=int, default=32, metavar="N", help="requests that may wait; more get 503 (default: 32)")
-    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu",
-                        help="cpu (default): the same text in any company; gpu: in the run's precision")
-    parser.add_argument("--vocabulary", type=Path, metavar="FOLDER",
-                        help="the table of tokens: vocab.json and merges.txt, or a data folder (default: the run's data)")
-    add_step(parser)
-    parser.add_argument("--traceback", action="store_true", help="print Python tracebacks too")
+    add_language_model(parser)
 
 
 def run(options: Namespace, process: Process) -> int:

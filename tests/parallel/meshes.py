@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from itertools import product
 from typing import Any
 
@@ -13,12 +13,29 @@ from configs import flat
 from mpitrain import data, models, nn, optim
 from mpitrain.bench.train import Memory
 from mpitrain.comm.mesh import Mesh
+from mpitrain.comm.shared.node import Node
 from mpitrain.train.build.assembly import Job, assemble
 from mpitrain.train.build.inputs import Inputs
 
 BATCH = 16
 LENGTH = 12
 ROWS = 96
+
+
+@contextmanager
+def on_node(number: int) -> Iterator[None]:
+    """This rank as if on the node of this number."""
+    defaults: Any = Node.__init__.__kwdefaults__
+    before, defaults["color"] = defaults["color"], number
+    try:
+        yield
+    finally:
+        defaults["color"] = before
+
+
+def nodes(comm: Any, count: int) -> AbstractContextManager[None]:
+    """The ranks as if on so many nodes, neighbours together."""
+    return on_node(comm.rank * count // comm.size)
 
 
 def factorisations(n: int) -> list[dict[str, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import meshes
 import numpy as np
 import pytest
-from meshes import gpt, mlp
+from meshes import gpt, mlp, nodes, on_node
 
 from mpitrain import nn, ops
 from mpitrain.checkpoint import store
@@ -26,17 +25,6 @@ from mpitrain.train.build.assembly import Job
 CUT = STATES[1:]
 SMALL = {"bucket_bytes": 6000}
 Make = Callable[[], nn.Sequential]
-
-
-@contextmanager
-def nodes(comm: Any, count: int) -> Iterator[None]:
-    """The ranks as if on so many nodes, neighbours together."""
-    defaults: Any = Node.__init__.__kwdefaults__
-    before, defaults["color"] = defaults["color"], comm.rank * count // comm.size
-    try:
-        yield
-    finally:
-        defaults["color"] = before
 
 
 def steps(job: Job, count: int, first: int = 0, *, norms: bool = True) -> list[float]:
@@ -261,15 +249,10 @@ def test_parts_of_the_model_that_lie_on_nodes_otherwise_are_refused(comm: Any) -
     """Ranks 0 and 1 have a part, and are on one node; ranks 2 and 3 have the other, and are on two."""
     if comm.size != 4:
         pytest.skip("four ranks")
-    defaults: Any = Node.__init__.__kwdefaults__
-    before, defaults["color"] = defaults["color"], (0, 0, 0, 1)[comm.rank]
-    try:
-        with pytest.raises(ConfigError, match="parts of the model on nodes alike: rank 0 is with ranks on nodes 0-1, rank 2 with "
-                                              "ranks on 0 | 1; start another .*, or set comm.node_shared = false"), \
-                meshes.job(comm, gpt, {"pp": 2}, node_shared=True):
-            pass
-    finally:
-        defaults["color"] = before
+    with pytest.raises(ConfigError, match="parts of the model on nodes alike: rank 0 is with ranks on nodes 0-1, rank 2 with "
+                                          "ranks on 0 | 1; start another .*, or set comm.node_shared = false"), \
+            on_node((0, 0, 0, 1)[comm.rank]), meshes.job(comm, gpt, {"pp": 2}, node_shared=True):
+        pass
 
 
 def test_buckets_are_cut_where_times_say_where_layers_are_cut(comm: Any) -> None:

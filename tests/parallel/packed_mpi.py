@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import meshes
 import numpy as np
 import pytest
-from meshes import gpt
+from meshes import gpt, nodes
 
 from mpitrain import nn
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.comm.messages.meter import metered
-from mpitrain.comm.shared.node import Node
 from mpitrain.parallel.compress.compressor import make_compressor
 from mpitrain.parallel.compress.slices import CompressedSlices
 from mpitrain.placement.buckets import plan_buckets
@@ -30,17 +28,6 @@ Array = np.ndarray[Any, Any]
 def several(comm: Any) -> None:
     if comm.size == 1:
         pytest.skip("one rank has nobody to share with")
-
-
-@contextmanager
-def nodes(comm: Any, count: int) -> Iterator[None]:
-    """The ranks as if on so many nodes, neighbours together."""
-    defaults: Any = Node.__init__.__kwdefaults__
-    before, defaults["color"] = defaults["color"], comm.rank * count // comm.size
-    try:
-        yield
-    finally:
-        defaults["color"] = before
 
 
 def rounded(x: Array, most: int = 127) -> Array:

@@ -187,7 +187,9 @@ HEADER = "stage,instruction,frequency,time,energy\n"
     (HEADER + "0.5,forward,1410,1,1\n", "stage must be a whole number from 0 on"),
     (HEADER + "0,forward,1410,-1,1\n", "time must be more than 0"),
     (HEADER + "0,forward,1410,1,nan\n", "energy must be 0 or more"),
-    (HEADER + "0,forward,1410\n", "time must be more than 0"),
+    (HEADER + "0,forward,1410\n", "line 2: expected a value for each of stage,instruction,frequency,time,energy, and the row "
+                                  "ends before time"),
+    (HEADER + "0\n", "the row ends before instruction"),
     (HEADER + "0,forward,1410,1,1\n0,forward,1410,2,1\n", "1410 MHz of forward on stage 0 are there twice"),
     (HEADER + "0,forward,1410,1,1\n2000000000,forward,1410,1,1\n", "there is stage 2000000000 and no stage 1"),
     ("\0\xff", "found no stage|not a table")])

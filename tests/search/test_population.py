@@ -260,15 +260,36 @@ def test_a_tournament_keeps_the_winner_and_its_values(tmp_path: Path) -> None:
     assert len(hashes) == 1                                      # one seed, one model, the same values since then
 
 
-def test_a_member_that_fails_ends_alone(tmp_path: Path) -> None:
+def test_a_member_that_fails_takes_the_weights_of_a_better_one_and_goes_on(tmp_path: Path) -> None:
+    """It has a learning rate that no model survives, until it gets that of the other; on one rank a member, on two
+    stages, and killed on the way."""
     file = tmp_path / "study.toml"
     space = STUDY[STUDY.index('"optimizer.lr"'):STUDY.index("[model]")]
-    file.write_text(STUDY.replace(space, '"optimizer.lr" = {choices = [1e-2, 1e12]}\n'))
+    file.write_text(STUDY.replace(space, '"optimizer.lr" = {choices = [1e-2, 1e12]}\n').replace(
+        "every = 1", "every = 1\nfactors = []\nresample = 0.0"))
+    for words in (("run.out=study",), ("run.out=stages", "search.ranks=2", "mesh.pp=2")):
+        result = search(4 if len(words) > 1 else 2, file, "search.sampler=grid", *words)
+        folder = tmp_path / words[0].removeprefix("run.out=")
+        assert result.rc == 0, result.err
+        found = json.loads((folder / "study.json").read_text())
+        assert [trial["state"] for trial in found["trials"]] == ["finished", "finished"] and found["failed"] == {}
+        records = journal(folder)
+        assert [(line["trial"], line["rung"], line["code"]) for line in records if line["kind"] == "fail"] == [(1, 0, "E_NAN")]
+        first = [line for line in records if line["kind"] == "exchange" and line["round"] == 0]
+        assert [(line["trial"], line["from"], line["values"]["optimizer.lr"]) for line in first] == [(0, 0, 1e-2), (1, 0, 1e-2)]
+        hashes = {record(folder / f"trials/{member:04d}")["parameters_sha256"] for member in range(2)}
+        assert len(hashes) == 1                                  # all state has come over: the same seed, the same values since
+    killed_after(tmp_path / "killed", file, 6, "run.out=killed", "search.sampler=grid")
+    result = search(2, file, "run.out=killed", "search.sampler=grid", "--resume")
+    assert result.rc == 0 and outcome(tmp_path / "killed") == outcome(tmp_path / "study"), result.err
+
+
+def test_where_nobody_has_a_score_failed_members_stay_so(tmp_path: Path) -> None:
+    file = tmp_path / "study.toml"
+    space = STUDY[STUDY.index('"optimizer.lr"'):STUDY.index("[model]")]
+    file.write_text(STUDY.replace(space, '"optimizer.lr" = {choices = [1e11, 1e12]}\n'))
     result = search(2, file, "run.out=study", "search.sampler=grid")
-    assert result.rc == 0, result.err
-    found = json.loads((tmp_path / "study/study.json").read_text())
-    assert [trial["state"] for trial in found["trials"]] == ["finished", "failed"] and found["failed"] == {"E_NAN": 1}
-    assert {line["trial"] for line in journal(tmp_path / "study") if line["kind"] == "exchange"} == {0}
+    assert result.rc == 79 and "all 2 trials failed, 2 of them with E_NAN" in result.error_lines[0], result.err
 
 
 @pytest.mark.parametrize(("words", "said"), [

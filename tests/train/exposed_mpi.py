@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from mpitrain.comm.messages.channel import Channel
-from mpitrain.train.trainer import Trainer
+from mpitrain.train.loss_message import LossMessage
 
 
 def test_the_loss_is_a_sum_and_who_waited_least_gives_the_time(comm: Any) -> None:
     channel = Channel(comm.Dup(), "test")
-    trainer: Any = SimpleNamespace(channel=channel, _message=np.empty(0))
+    share = LossMessage(channel)
     for step in range(3):
         parts = np.zeros(comm.size)
         parts[comm.rank] = comm.rank
         seconds = 2.0 + (comm.rank - step) ** 2, 0.25 * comm.rank, float(step)
-        loss, waited, worked, loaded = Trainer.share(trainer, parts, seconds)
+        loss, waited, worked, loaded = share(parts, seconds)
         assert loss == sum(range(comm.size))
         assert waited == (2.0 if step < comm.size else 2.0 + (comm.size - 1 - step) ** 2)
         if comm.size > 1:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -13,7 +14,7 @@ from mpitrain.autograd import Deferred, Tensor, in_single, part_of_batch, run_ba
 from mpitrain.backend import Array, asnumpy, is_float, random
 from mpitrain.comm.messages.channel import Channel
 from mpitrain.data import MicroBatch
-from mpitrain.errors import ConfigError, GraphError, NumericsError, ShapeError, say_own_place
+from mpitrain.errors import GraphError, NumericsError, ShapeError, say_own_place
 from mpitrain.nn import mixtures
 from mpitrain.nn.loss import Loss, terms
 from mpitrain.parallel.gradients.reducer import GradientReducer
@@ -22,10 +23,9 @@ from mpitrain.parallel.pipeline.feed import Feed
 from mpitrain.parallel.pipeline.graphs import Graphs
 from mpitrain.parallel.pipeline.late import LateLosses
 from mpitrain.parallel.pipeline.nonfinite import is_finite, nonfinite_loss
+from mpitrain.parallel.pipeline.step_count import StepCount, without_terms
 from mpitrain.parallel.pipeline.tallies import Tallies
 from mpitrain.placement.stages import Stage
-from mpitrain.registry import named
-from mpitrain.schedules.microtree import share
 from mpitrain.schedules.pipeline import Action, Schedule, one_f_one_b
 from mpitrain.schedules.pipeline_check import actions_of, splits_backward
 
@@ -52,8 +52,8 @@ class Pipeline:
                  neighbours: Neighbours | None = None, counts: bool = True, span: SpanMaker = no_span, goes_on: bool = False,
                  site: tuple[int, int] = (0, 1)):
         self.stage, self.loss, self.channel, self.reducer, self.feed = stage, loss, channel, reducer, feed
-        self.seed, self.schedule, self.n_micro, self.after_forward = seed, schedule, n_micro, after_forward
-        self.neighbours = neighbours
+        self.seed, self.schedule, self.n_micro = seed, schedule, n_micro
+        self.after_forward, self.neighbours = after_forward, neighbours
         self.teach: Callable[[MicroBatch, Tensor, Array, Tensor], Tensor] | None = None     # its output, target, loss -> the loss
         self.scale: Callable[[Array], Array] | None = None  # The first gradient of a backward -> that times the loss scale.
         self.counts = counts and stage.is_last              # Whether this rank's terms of the loss count.
@@ -76,10 +76,7 @@ class Pipeline:
         self._late: list[Array] = []                        # Losses of this step that stay on the device.
         self._lost: set[int] = set()                        # Micro-batches whose loss is not finite.
         self._split = False                                 # Whether backward runs as two calls in this step.
-        self._own, self._rows = share(*site, n_micro), n_micro + site[0]      # This site's micro-batches, and where its rows are:
-        self._local = np.zeros(n_micro + site[1] + 2)           # Terms of each micro-batch, rows of each site, flags.
-        self._add = channel.prepare(self._local, "loss count")
-        self._counting: Any = None
+        self._counted = StepCount(channel, n_micro, site)
         self._travels = any(layer.across is not None for _, layer in mixtures(stage.model))     # Other ranks wait for our rows.
 
     def run(self, micro_batches: Sequence[MicroBatch], *, flags: tuple[float, float] = (0.0, 0.0)) -> Parts:
@@ -90,11 +87,8 @@ class Pipeline:
         `flags` travel with the count and come back as sums over ranks, in `self.flags`.
         """
         counted = micro_batches if self.counts else ()
-        self._local[:] = 0.0
-        self._local[self._rows], self._local[-2:] = sum(len(m.x) for m in counted), flags
-        for m in counted:
-            self._local[m.index] = terms(self.loss, self.feed.part(m.y))
-        self._counting = self._add.start() if self.channel.size > 1 else None
+        numbers = [(m.index, terms(self.loss, self.feed.part(m.y))) for m in counted]
+        self._counted.begin(numbers, sum(len(m.x) for m in counted), flags)
         self._micro, self._losses, self.waited_s = micro_batches, np.zeros(self.n_micro), 0.0
         self._lost, self.blamed, self._late = set(), [], []
         if self.neighbours is not None:
@@ -114,15 +108,12 @@ class Pipeline:
             else:
                 self._weights(action)
         if not self._total() and self._losses.any():
-            raise self._without_terms(math.fsum(self._losses))
-        self.flags = float(self._local[-2]), float(self._local[-1])
+            raise without_terms(self.loss, math.fsum(self._losses))
+        self.flags = self._counted.flags
         if self._late:
-            return LateLosses(self.feed.device, self._late, micro_batches, self.n_micro, self.count, self._without_terms)
+            return LateLosses(self.feed.device, self._late, micro_batches, self.n_micro, self.count,
+                              partial(without_terms, self.loss))
         return self._losses / (self.count or 1.0)
-
-    def _without_terms(self, loss: float) -> ConfigError:
-        return ConfigError(f'the count of train.loss, "{named(self.loss)}", is 0 for all samples of the step, whose loss is '
-                           f"{loss:.6g}; it is the number of terms in the sum")
 
     @property
     def sent_bytes(self) -> int:
@@ -158,12 +149,11 @@ class Pipeline:
         if virtual < self.stage.n_virtual - 1:
             assert self.neighbours is not None
             self.neighbours.send_forward(output, virtual, action.micro, len(micro.x))
+        elif self._is_late:
+            self._late.append(output.array)
         else:
-            if self._is_late:
-                self._late.append(output.array)
-            else:
-                value = self._value(output, micro, x, action.chunk)
-                self._losses[micro.index] = value if self.counts else 0.0
+            value = self._value(output, micro, x, action.chunk)
+            self._losses[micro.index] = value if self.counts else 0.0
         self._inputs[key], self._outputs[key] = x, output
         if self.after_forward is not None:
             self.after_forward(micro.index, action.chunk)
@@ -232,21 +222,25 @@ class Pipeline:
         needs = action.kind == "F" and is_float(array.dtype)
         return Tensor(array, requires_grad=needs)
 
-    def _total(self) -> float:
-        """The terms of the loss over all ranks of this site, which may be a sum of weights: rounded once. Waits for them once."""
-        if self._counting is not None:
+    def _settled(self) -> StepCount:
+        """What all ranks count in this step. Waits for it once."""
+        counted = self._counted
+        if counted.travels:
             began = time.perf_counter()
             with self.span("compute", "exchange of the count"):
-                self._counting.wait()
-            self._counting = None
+                counted.wait()
             self.waited_s += time.perf_counter() - began
-        self.count = math.fsum(self._local[:self.n_micro])
-        return self.count if self._own == (0, self.n_micro) else math.fsum(self._local[slice(*self._own)])
+        return counted
+
+    def _total(self) -> float:
+        """The terms of the loss over all ranks of this site, which may be a sum of weights."""
+        counted = self._settled()
+        self.count = counted.total
+        return counted.of_site
 
     def _share(self, action: Action) -> Any:
         """The micro-batch's share of the rows of its site, times the scale of the loss, where there is one."""
-        self._total()
-        part = len(self._micro[action.micro].x) / max(float(self._local[self._rows]), 1.0)
+        part = len(self._micro[action.micro].x) / max(self._settled().rows, 1.0)
         return part if self.scale is None else self.scale(self.feed.device.xp.asarray(part, dtype="float32"))
 
     def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:

@@ -53,9 +53,7 @@ class LocalTraining(Pipeline):
     def run(self, micro_batches: Sequence[Any], *, flags: tuple[float, float] = (0.0, 0.0)) -> Parts:
         """Each seat's part of the round's mean loss, (`n_micro`,) float64: the workers' weighted means over their local steps."""
         turns: Sequence[Turn] = micro_batches
-        self._local[:] = 0.0
-        self._local[-2:] = flags
-        counting = self._add.start() if self.channel.size > 1 else None
+        self._counted.begin((), 0, flags)
         losses, self.waited_s, self.blamed, round = np.zeros(self.n_micro), 0.0, [], self.policy.step
         lr = self.policy.rate(round - self.policy.behind)
         self.start[...] = self.values
@@ -64,9 +62,9 @@ class LocalTraining(Pipeline):
         self.correction.begin_round(round)
         self._take_turns(turns, lr, losses)
         self._to_start()
-        if counting is not None:
-            counting.wait()
-        self.flags = float(self._local[-2]), float(self._local[-1])
+        if self._counted.travels:
+            self._counted.wait()
+        self.flags = self._counted.flags
         return losses
 
     def _take_turns(self, turns: Sequence[Turn], lr: float, losses: np.ndarray[Any, Any]) -> None:
