@@ -10,7 +10,7 @@ import pytest
 from planned import MACHINE
 
 from mpitrain.config import load_config
-from mpitrain.errors import ConfigError, MeshError, MissingError, MpitrainError, UsageError
+from mpitrain.errors import ConfigError, DataError, MeshError, MissingError, MpitrainError, UsageError
 from mpitrain.plan.inspect import inspect_config
 from mpitrain.plan.planner.command import plan_lines
 from mpitrain.plan.planner.problem import Problem
@@ -67,7 +67,9 @@ WRONG: list[tuple[str, list[str], str, type[MpitrainError], str]] = [
     ("many", [], "made-up.toml", UsageError, "--ranks is a number, or two with .. between them"),
     ("8..2", [], "made-up.toml", UsageError, "write 2..8"),
     ("2..4..8", [], "made-up.toml", UsageError, "--ranks is a number, or two"),
-    ("6", [], "made-up.toml", UsageError, "leaves a host of made-up partly empty: 4 ranks share one; give 4 or 8"),
+    ("6", [], "made-up.toml", ConfigError, '6 ranks do not fill the 4 places of each "host" of machine made-up; give 4 or 8'),
+    ("2..6", [], "made-up.toml", ConfigError, "6 ranks do not fill the 4 places"),
+    ("6", [], "one-host.toml", ConfigError, '6 ranks are more than the 4 of machine made-up, whose last level is "host"'),
     ("8", [], "one-host.toml", ConfigError, '8 ranks are more than the 4 of machine made-up, whose last level is "host"'),
     ("4", [], "dgx-a10", MissingError, 'did you mean "dgx-a100"'),
     ("4", [], "nowhere.toml", MissingError, "expected a machine file"),
@@ -126,7 +128,12 @@ def test_joules_are_unknown_where_a_machine_has_one_of_its_watts_alone(folder: P
     assert "joules: unknown: the machine file has no idle_watts" in lines and lines[2].split()[-1] == "unknown"
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_anything_is_planned(folder: Path) -> None:
+def test_files_that_are_no_use_are_refused_before_anything_is_planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpitrain.plan.planner.command.Problem", None)        # nothing is even opened
+    (folder / "clocks.csv").write_text("stage,instruction,frequency,time\n")
+    for name, kind in (("nowhere.csv", MissingError), ("clocks.csv", DataError)):
+        with pytest.raises(kind, match="table of clocks"):
+            next(plan_lines(folder / "gpt.toml", [], ranks="2", machine=str(folder / "slow.toml"), energy=folder / name))
     for path in (folder, folder / "nowhere" / "plans.jsonl"):
         with pytest.raises(UsageError, match="--json takes a file to write, in a folder that is there; found"):
             next(plan_lines(folder / "gpt.toml", [], ranks="2", machine=str(folder / "slow.toml"), json_file=path))
