@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from mpitrain.schedules.clocks import Table
 
 
+MOST_RANKS = 1 << 20          # ten times the processors of the largest machine; their meshes are looked at in seconds
+LONGEST = 40                  # letters of a number in a message
+
+
 def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str, top: int = 5,
                json_file: Path | None = None, energy: Path | None = None) -> Iterator[str]:
     """The best ways to run a configuration on `ranks` ("N"), or the best one on several numbers of ranks ("a..b"), of a machine.
@@ -92,6 +96,8 @@ def numbers_of_ranks(text: str) -> list[int]:
     ends = text.split("..")
     if len(ends) > 2 or not all(end.isascii() and end.isdigit() for end in ends):
         raise UsageError(f'--ranks is a number, or two with .. between them, such as 8 or 8..4096; found "{text}"')
+    if any(len(end.lstrip("0")) > len(str(MOST_RANKS)) or int(end) > MOST_RANKS for end in ends):
+        raise UsageError(f"--ranks is at most {MOST_RANKS}, more than any machine has; found {text[:LONGEST]}")
     low, high = int(ends[0]), int(ends[-1])
     if low < 1:
         raise UsageError(f"--ranks must be at least 1, found {text}")
