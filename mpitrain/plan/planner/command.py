@@ -63,7 +63,7 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
     yield from table(("ranks" if len(counts) > 1 else "plan", *HEADS), table_of(problem, [plan for _, plan in plans], first))
     for head, (n, plan) in zip(first, plans):
         yield f"{head}: mpirun -n {n} {start} {' '.join(plan.candidate.overrides(problem.written))}".rstrip()
-    for what, why in rests_on(problem, plans[0][1]).items():
+    for what, why in rests_on(problem, plans[0 if len(counts) == 1 else -1][1]).items():      # the most ranks are measured least
         yield f"{what}: {why}"
     if energy is not None:
         yield from lower_clocks(problem, dict(zip(first, plans)), clocks, energy)
