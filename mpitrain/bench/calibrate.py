@@ -1,4 +1,4 @@
-"""`bench fit --out FILE`: this machine as a file that `plan` reads, measured in about a minute by all ranks of the job.
+"""`bench fit --out FILE`: this machine as a file that `plan` reads, measured in a minute or less by all ranks of the job.
 
     compute     peak of a core, products at several shapes, memory, training code: with one rank at work, two, ... all
     exchange    alpha and beta for 2, 3, ... ranks of a node by shared memory and by messages, between nodes by messages
