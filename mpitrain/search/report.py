@@ -16,6 +16,7 @@ from mpitrain.config.messages import toml
 from mpitrain.errors import CheckpointError, MissingError
 from mpitrain.search.front import COSTS, Objective
 from mpitrain.search.journal import NAME, Journal
+from mpitrain.search.spent import spent_of
 from mpitrain.search.table import FAILED, Record, Table, Trial
 
 DOWN = ("loss", "rmse", "mse", "mae", "perplexity")           # metrics of which less is better, in journals that do not say it
@@ -42,6 +43,7 @@ class Report:
     table: Table
     records: Sequence[Record]
     said: str
+    privacy: Sequence[str] = ()              # what the trials have spent together, in lines
 
     @property
     def objectives(self) -> Sequence[Objective]:
@@ -143,7 +145,8 @@ def read_report(folder: Path) -> Report:
                               file=folder / NAME) from None
     for record in records[1:]:
         table.apply(record)
-    return Report(folder.resolve().name, header, table, records[1:], said)
+    spent = spent_of(folder, table.trials)
+    return Report(folder.resolve().name, header, table, records[1:], said, () if spent is None else spent["said"])
 
 
 def shown(value: float | None) -> str:

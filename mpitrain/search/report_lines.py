@@ -38,6 +38,7 @@ def heading(report: Report) -> Iterator[str]:
            + "".join(f", {number} {state}" + f" ({codes})" * (state == FAILED) for state, number in sorted(states.items())))
     if report.said:
         yield report.said
+    yield from report.privacy
 
 
 def trial_table(report: Report, longest: int) -> Iterator[str]:

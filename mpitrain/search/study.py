@@ -32,6 +32,7 @@ from mpitrain.search.judged import refuse_choices
 from mpitrain.search.pruners import Done, Promote, Start
 from mpitrain.search.rehearsal import refuse_unusable
 from mpitrain.search.shared_table import SharedTable, wait_for_more
+from mpitrain.search.spent import spent_of
 from mpitrain.search.study_file import Study, refuse_unbuildable
 from mpitrain.search.summary import begun, summary
 from mpitrain.search.table import Record, Table, lost_jobs
@@ -181,6 +182,10 @@ class Group:
             assert self.table is not None
             self.table.catch_up()
             found = summary(self.study, self.table, self.groups, stopped=stopped)
+            spent = spent_of(self.folder.path, self.table.decisions.table.trials, self.study.base)
+            if spent is not None:
+                found["privacy"] = spent
+                self.folder.write_json(self.folder.spent, spent)
             self.folder.write_json(self.folder.study, found)
             self._write_best()
             self.table.decisions.table.refuse_all_failed()
