@@ -69,8 +69,8 @@ def _added(base: Config, ledgers: Mapping[int, Mapping[str, Any]], trials: Seque
     said = [f"privacy: epsilon {epsilon:.4g} at delta {delta:g} for the {len(ledgers)} trials together, {how}; for one alone "
             f"{max(one_by_one.values()):.4g} at most",
             f"that is for the presence of one {what} among {count}, whoever sees the parameters of all trials, with the steps of "
-            "each as if they had been fixed before; evaluations and losses are not in it, nor are other runs on the same data, such "
-            "as best.toml or a study that was overwritten"]
+            "each as if they had been fixed before; evaluations and losses are not in it, nor are other runs on the same data, "
+            "such as best.toml or a study that was overwritten"]
     return {"unit": unit, "count": count, "epsilon": epsilon, "delta": delta, "composed": composed, "trials": len(ledgers),
             "each": {str(number): value for number, value in one_by_one.items()},
             "history": [[q, sigma, steps] for (q, sigma), steps in everything.items()], "said": said}
