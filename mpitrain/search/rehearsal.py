@@ -25,7 +25,10 @@ from mpitrain.train.intervals import Pauses
 
 def refuse_unusable(study: Study, groups: Groups, process: Process) -> None:
     """The error that the run as it stands ends with before its first step, on all ranks, where all values that are tried give the
-    same one in all groups. It communicates: each group makes a run, or several, and trains none."""
+    same one in all groups. It communicates: each group makes a run, or several, and trains none. Stages of a pipeline find out
+    alone what does not fit, while the others wait for their outputs, so runs of several are not tried."""
+    if groups.session.mesh.size("pp") > 1:
+        return
     error = _failure(study, {}, groups, process)
     same = error is not None and all(_same(groups, error, _failure(study, values, groups, process)) for values in tried(study))
     everywhere = all(groups.whole.control.gather_objects(same))
