@@ -84,6 +84,10 @@ class CheckpointError(MpitrainError):
     code, exit_code = "E_CHECKPOINT", 65
 
 
+class DamagedError(CheckpointError):
+    """There are checkpoints, and none of them is whole."""
+
+
 class OtherModelError(CheckpointError):
     """A checkpoint's arrays are not those of the model and its optimizer."""
 

@@ -1,4 +1,4 @@
-"""`bench fit --out FILE`: this machine as a file that `plan` reads, measured in about a minute by all ranks of the job.
+"""`bench fit --out FILE`: this machine as a file that `plan` reads, measured in a minute or less by all ranks of the job.
 
     compute     peak of a core, products at several shapes, memory, training code: with one rank at work, two, ... all
     exchange    alpha and beta for 2, 3, ... ranks of a node by shared memory and by messages, between nodes by messages
@@ -45,14 +45,13 @@ from mpitrain.comm.messages.channel import Channel
 from mpitrain.data.loader import SampleReader
 from mpitrain.energy.zones import Energy
 from mpitrain.machines.machine import MachineFile, to_toml
-from mpitrain.machines.measured import fingerprint
+from mpitrain.machines.measured import beside_others, crowded, fingerprint
 from mpitrain.schedules.level_times import Level
 
 ROW, ROWS, READ = 3072, 20_000, 256                           # bytes of a row, rows of the file, rows that are read at once
 WATCHED = 0.5                                                 # seconds of a look at the counters of energy
 MEASURED = ("flops", "efficiency", "memory_bandwidth", "levels", "collective_s", "message_s", "reader_bytes_s", "spread")
 NODE, NETWORK = "node", "network"
-CROWDED = 2.0                                                 # times what ranks alone would take; schedulers cost up to 1.4
 
 
 def calibrate(channel: Channel, world: World, report: Report, out: Path, name: str) -> MachineFile:
@@ -72,8 +71,8 @@ def calibrate(channel: Channel, world: World, report: Report, out: Path, name: s
     by_ranks = {str(n): on_some(channel, world, node[:n], exchange_of) for n in range(1, len(node) + 1)}
     for n, found in by_ranks.items():
         report.line(exchange_line(n, found))
-        if note := busy_host(int(n), found["turns"], cores):
-            report.line(note)
+        if note := crowded(int(n), found["turns"], cores):
+            report.line(f"warning: {note}")
     between = on_some(channel, world, [ranks[0] for ranks in nodes], between_nodes) if len(nodes) > 1 else None
     if between is not None:
         report.line(f"between {len(nodes)} nodes: alpha {in_time(between['alpha'])}, beta {between['beta'] * 1e9:.3f} ns/B; "
@@ -92,7 +91,8 @@ def calibrate(channel: Channel, world: World, report: Report, out: Path, name: s
                   **({} if between is None else {"between": between})},
         sources=dict.fromkeys(MEASURED, f"measured by bench fit on {cpu_name()}, {world.size} ranks, {datetime.date.today()}"))
     idle, at_work = watts(channel, world, node)
-    machine = replace(machine, idle_watts=idle, busy_watts=at_work)
+    noted = {"measured.by_ranks": note} if (note := beside_others(machine)) else {}
+    machine = replace(machine, idle_watts=idle, busy_watts=at_work, sources={**machine.sources, **noted})
     report.line(f"reading {machine.reader_bytes_s / 1e9:.2f} GB/s, spread of ranks {machine.spread:.3f}, watts of a rank "
                 + (f"{machine.idle_watts:.1f} asleep, {machine.busy_watts:.1f} at work" if machine.busy_watts else
                    "unknown: " + Energy().why))
@@ -132,15 +132,6 @@ def exchange_line(n: str, found: dict[str, Any]) -> str:
     alone = f"{n} rank{'s' * (n != '1')}: a step of nothing takes {in_time(found['step_s'])}"
     return alone if n == "1" else f"{alone}; equal work {found['turns']:.2f} times its processor time" + "".join(
         f"; {way}: alpha {in_time(found[way]['alpha'])}, beta {found[way]['beta'] * 1e9:.3f} ns/B" for way in (SHARED, MESSAGES))
-
-
-def busy_host(ranks: int, turns: float, cores: int) -> str:
-    """What is to be said of ranks that had to wait for other processes' turns; "" where they had the cores to themselves."""
-    idle = max(1.0, ranks / cores)
-    if turns < CROWDED * idle:
-        return ""
-    return (f"warning: {ranks} ranks took {turns:.1f} times their processor time, {idle:.1f} times are expected: other processes "
-            "are at work on this host, and plans by this file will be as slow; measure again when it is idle")
 
 
 def levels_of(by_ranks: dict[str, Any], between: dict[str, Any] | None, in_node: int, nodes: int) -> tuple[Level, ...]:

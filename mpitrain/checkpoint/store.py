@@ -25,7 +25,7 @@ from mpitrain.checkpoint.manifest import Checkpoint, load
 from mpitrain.checkpoint.parts import Piece, manifest_text, write_part
 from mpitrain.comm.face import Objects
 from mpitrain.comm.job.together import attempt, on_first, value_of
-from mpitrain.errors import CheckpointError, MissingError, MpitrainError, StorageError, print_warning
+from mpitrain.errors import CheckpointError, DamagedError, MissingError, MpitrainError, StorageError, print_warning
 from mpitrain.files import disk
 from mpitrain.files.disk import FOLDER_MODE, storage_error
 
@@ -216,7 +216,7 @@ def latest(folder: Path, channel: Objects = ALONE, purpose: Purpose = READ, *,
     """The newest checkpoint that verifies. Called by every rank; it communicates: rank 0 reads and decides.
 
     Damaged ones are passed over with one warning that names them, which `warn` gets (default: it is printed). MissingError if
-    there is none at all, CheckpointError listing what was tried if none is whole: a run never starts again from step 0 by
+    there is none at all, DamagedError listing what was tried if none is whole: a run never starts again from step 0 by
     itself.
     """
     name = on_first(channel, lambda: _newest_whole(folder, purpose, warn or print_warning))
@@ -235,7 +235,7 @@ def _newest_whole(folder: Path, purpose: Purpose, warn: Callable[[str], None]) -
             warn(f"{purpose.doing} {path.name}: newer checkpoints cannot be used ({'; '.join(bad)})")
         return path.name
     if bad:
-        raise CheckpointError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
+        raise DamagedError(f"none of the checkpoints is whole; tried {'; '.join(bad)}", file=folder)
     raise MissingError(purpose.missing, file=folder)
 
 

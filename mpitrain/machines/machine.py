@@ -39,6 +39,7 @@ LARGEST_FILE = 1 << 20                       # bytes; what `bench fit` writes ha
 TABLES = ("flops", "measured", "sources")
 WHOLE = ("ranks", "sharing", "cores")
 SHARES = ("efficiency", "overlap")
+MOST_SPREAD = 10.0                           # e^10: ranks of which one takes 20,000 times as long as another
 POSITIVE = ("efficiency", "memory_bandwidth", "sharing")
 EXAMPLES = {"name": '"ours"', "levels": "[{...}]", "flops": "{float32 = 1e12}", "efficiency": "0.5", "memory_bandwidth": "1e11",
             "ranks": "8", "alpha": "1e-6", "beta": "1e-10", "gamma": "1e-11"}
@@ -163,6 +164,9 @@ def check_value(key: str, value: Any, what: str, file: Path | None) -> None:
             raise ConfigError(f"{where} is {toml(value)}; it should be a whole number", file=file)
         if key in SHARES and value > 1:
             raise ConfigError(f"{where} is {toml(value)}; it is a share, 1 at most", file=file)
+        if key == "spread" and value > MOST_SPREAD:
+            raise ConfigError(f"{where} is {toml(value)}; it is the standard deviation of a logarithm, {MOST_SPREAD:g} at most, "
+                              "and below 0.1 on most machines", file=file)
 
 
 def check_levels(levels: tuple[Level, ...], file: Path | None) -> None:

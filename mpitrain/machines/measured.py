@@ -20,6 +20,7 @@ from mpitrain.machines.machine import MachineFile
 from mpitrain.schedules.level_times import Level
 
 CPUINFO = "/proc/cpuinfo"
+CROWDED = 2.0                            # times what ranks alone would take; schedulers cost up to 1.4
 KEYS = ("model name", "flags", "cache size", "CPU part", "Features")
 
 
@@ -136,3 +137,33 @@ def turns(machine: MachineFile, ranks: int) -> float:
     by_cores = max(1.0, ranks / machine.cores) if machine.cores else 1.0
     table = machine.measured.get("by_ranks", {})
     return max(by_cores, float(table[str(ranks)]["turns"])) if str(ranks) in table else by_cores
+
+
+def beyond(machine: MachineFile, ranks: int) -> str:
+    """In words, that so many ranks are more than were measured, and what they cost follows from fewer; "" where it does not."""
+    table, between = machine.measured.get("by_ranks"), machine.measured.get("between")
+    if not table:
+        return ""
+    inside, most = min(ranks, machine.levels[0].ranks or ranks), max(map(int, table))
+    said = [f"fitted on {most} rank{'s' * (most > 1)} of a host, {inside} were never measured"] if inside > most else []
+    hosts = -(-ranks // inside)
+    if between is not None and hosts > machine.measured["nodes"]:
+        said.append(f"fitted on {machine.measured['nodes']} hosts, {hosts} were never measured")
+    return "; ".join(said)
+
+
+def crowded(ranks: int, turns_taken: float, cores: float) -> str:
+    """In words, that ranks had to wait for other processes' turns while they were measured; "" where they had the cores to
+    themselves."""
+    idle = max(1.0, ranks / cores)
+    if turns_taken < CROWDED * idle:
+        return ""
+    return (f"{ranks} ranks took {turns_taken:.1f} times their processor time, {idle:.1f} times are expected: other processes "
+            "were at work on this host, and plans by this file are as slow; measure again when it is idle")
+
+
+def beside_others(machine: MachineFile) -> str:
+    """The first `crowded` of the numbers of ranks that a file has."""
+    cores, table = machine.measured.get("cores") or machine.cores, machine.measured.get("by_ranks", {})
+    said = (crowded(int(n), found["turns"], cores) for n, found in table.items() if cores)
+    return next(filter(None, said), "")

@@ -1,6 +1,6 @@
 """The folder of a study: one job at a time, nothing of anyone else's touched.
 
-    runs/study/  config.toml  journal.jsonl  study.json  best.toml  trials/0007/...  errors/*.json  lock
+    runs/study/  config.toml  journal.jsonl  study.json  best.toml  [privacy.json]  trials/0007/...  errors/*.json  lock
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from mpitrain.search.shared_table import TURN, Turn
 
 ADVICE = "--resume goes on with the study that is there, --overwrite deletes it and starts anew; or set run.out to another folder"
 FILES = (NAME, "study.json", "best.toml", TURN)
+SPENT = "privacy.json"                    # of all trials; a run has one of that name, too
 TRIAL = re.compile("[0-9]{4,9}")
 
 
@@ -27,6 +28,7 @@ class StudyFolder(RunFolder):
         super().__init__(path)
         self.trials = self.inner = self.path / "trials"
         self.study, self.best = self.path / "study.json", self.path / "best.toml"
+        self.spent = self.path / SPENT
         self.journal = Journal(self.path / NAME)
 
     def begin(self, *, resume: bool, overwrite: bool) -> None:

@@ -118,7 +118,7 @@ class Members(TrialRuns):
         """The ends of all rungs but the last, where members meet; one that is through already is passed. A run that stands in
         for one that failed brings that failure along, and ends there."""
         self._plan = plan
-        steps = {epochs * plan.steps_per_epoch: rung for rung, epochs in enumerate(self.study.rungs[:-1])}
+        steps = {self.study.steps_of(rung, plan.steps_per_epoch): rung for rung in range(len(self.study.rungs) - 1)}
 
         def meets(step: int, metrics: dict[str, float]) -> bool:
             rung, population = steps[step], self.population

@@ -49,13 +49,13 @@ def progress_line(table: Table, seconds: float, lately: int) -> str:
     words = f"study {len(table.told)}/{table.planned} trials"
     words += "".join(f", {states[state]} {state}" for state in (RUNNING, FAILED) if states[state])
     reached = [(epochs, sum(number in trial.results for trial in table.trials)) for number, epochs in enumerate(table.epochs)]
-    words += "; epochs " + ", ".join(f"{epochs}: {trials}" for epochs, trials in reached if trials) if any(
+    words += f"; {table.unit} " + ", ".join(f"{epochs}: {trials}" for epochs, trials in reached if trials) if any(
         trials for _, trials in reached) else ""
     best = table.best()
     if best is not None:
         first: Objective = table.objectives[0]
         words += f"; best {first.name} {shown(best.results[best.reached].get(first.name))} (trial {best.id}, " \
-                 f"epoch {table.epochs[best.reached]})"
+                 f"{table.unit[:-1]} {table.epochs[best.reached]})"
     words += f"  {duration(seconds)}"
     left = table.planned - len(table.told)
     return words + (f"  ETA about {duration(seconds / lately * left)}" if lately > 0 and left else "")

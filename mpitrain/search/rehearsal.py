@@ -9,8 +9,6 @@ changes may be cured by a value which was not tried, and the study begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
@@ -18,13 +16,11 @@ from mpitrain.errors import MpitrainError
 from mpitrain.run.run import AsTrial, Run
 from mpitrain.search.cost import refuse_too_large
 from mpitrain.search.groups import Groups
-from mpitrain.search.samplers import drawn
+from mpitrain.search.judged import tried
 from mpitrain.search.space import Values
 from mpitrain.search.study_file import Study
 from mpitrain.search.trial import Job, configured
 from mpitrain.train.intervals import Pauses
-
-DRAWN = 8                      # points of the whole space: keys that only fit each other are not tried by ends alone
 
 
 def refuse_unusable(study: Study, groups: Groups, process: Process) -> None:
@@ -37,14 +33,6 @@ def refuse_unusable(study: Study, groups: Groups, process: Process) -> None:
         if error is not None and everywhere:
             raise type(error)(f"no trial of this study can begin, whatever its values: {error.message}", code=error.code,
                               file=error.file, dataset=error.dataset, row=error.row, offset=error.offset)
-
-
-def tried(study: Study) -> Iterator[Values]:
-    """The values that an error is tried with, where the run as it stands has one."""
-    for key, value in study.space.ends():
-        yield {key: value}
-    for number in range(DRAWN):
-        yield drawn(study.space, study.seed, number)
 
 
 def _same(groups: Groups, error: MpitrainError, other: MpitrainError | None) -> bool:

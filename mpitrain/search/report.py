@@ -16,6 +16,7 @@ from mpitrain.config.messages import toml
 from mpitrain.errors import CheckpointError, MissingError
 from mpitrain.search.front import COSTS, Objective
 from mpitrain.search.journal import NAME, Journal
+from mpitrain.search.spent import spent_of
 from mpitrain.search.table import FAILED, Record, Table, Trial
 
 DOWN = ("loss", "rmse", "mse", "mae", "perplexity")           # metrics of which less is better, in journals that do not say it
@@ -42,6 +43,7 @@ class Report:
     table: Table
     records: Sequence[Record]
     said: str
+    privacy: Sequence[str] = ()              # what the trials have spent together, in lines
 
     @property
     def objectives(self) -> Sequence[Objective]:
@@ -129,20 +131,22 @@ def is_study_folder(path: Path) -> bool:
 def read_report(folder: Path) -> Report:
     """MissingError for a folder that is no study's, CheckpointError for a journal that is damaged or of another kind."""
     if not is_study_folder(folder):
-        raise MissingError(f"expected the folder of a study, with a {NAME}", file=folder)
+        raise MissingError(f"expected the folder of a study, with its {NAME}, of which reports are made; the journal is not "
+                           "there: restore it, or look at study.json, best.toml and single runs in trials/", file=folder)
     records, said = Journal(folder / NAME).read()
     header = records[0]
     try:
         how = header["search"]
         directions = header.get("higher") or [not (text.startswith("-") or text in DOWN) for text in how["objective"]]
         objectives = [Objective(text.removeprefix("-"), higher) for text, higher in zip(how["objective"], directions)]
-        table = Table(how["rungs"], objectives, header["trials"])
+        table = Table(how["rungs"], objectives, header["trials"], how.get("unit", "epochs"))
     except (KeyError, TypeError, AttributeError):
         raise CheckpointError("the journal's header does not say what was searched; is it of another version?",
                               file=folder / NAME) from None
     for record in records[1:]:
         table.apply(record)
-    return Report(folder.resolve().name, header, table, records[1:], said)
+    spent = spent_of(folder, table.trials)
+    return Report(folder.resolve().name, header, table, records[1:], said, () if spent is None else spent["said"])
 
 
 def shown(value: float | None) -> str:

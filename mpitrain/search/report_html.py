@@ -64,7 +64,7 @@ def sections(report: Report) -> Iterator[tuple[str, str]]:
 def words(report: Report, trial: Trial) -> str:
     """What the pointer tells of a trial."""
     results = ", ".join(told(report.value(trial, one), one) for one in report.objectives)
-    return f"trial {trial.id}, {epochs_of(report, trial)} epochs: {results}\n{values_text(trial)}"
+    return f"trial {trial.id}, {epochs_of(report, trial)} {report.table.unit}: {results}\n{values_text(trial)}"
 
 
 def shade(report: Report, rung: int) -> str:
@@ -120,7 +120,7 @@ def curves_plot(report: Report, first: Objective) -> str:
             plot.line(points, shade(report, trial.reached), words(report, trial), width=1.6)
         for place in points:
             plot.circle(*place, shade(report, trial.reached), words(report, trial), radius=2.5)
-    plot.horizontal(x, HIGH - BELOW, "epochs")
+    plot.horizontal(x, HIGH - BELOW, report.table.unit)
     plot.vertical(y, LEFT, first.name)
     return plot.text()
 
@@ -137,8 +137,8 @@ def work_plot(report: Report) -> str:
         trial = report.table.trials[span.trial]
         plot.bar(x.at(span.start), TOP + 18 * span.group + 2, x.at(span.stop) - x.at(span.start), 14,
                  WORST if span.failed else shade(report, span.rung),
-                 f"group {span.group}, to epoch {report.table.epochs[span.rung]}, {span.stop - span.start:.3g} s"
-                 + (f", {trial.code}" if span.failed else "") + f"\n{words(report, trial)}")
+                 f"group {span.group}, to {report.table.unit[:-1]} {report.table.epochs[span.rung]}, "
+                 f"{span.stop - span.start:.3g} s" + (f", {trial.code}" if span.failed else "") + f"\n{words(report, trial)}")
     plot.horizontal(x, TOP + 18 * groups + 2, "seconds" + (f", at work {used:.1%} of the time" if used is not None else ""))
     return plot.text()
 
@@ -184,7 +184,7 @@ def plotted(value: object) -> object:
 
 
 def trials_table(report: Report) -> str:
-    head = ["trial", "state", "epochs", *(one.text for one in report.objectives), *report.keys]
+    head = ["trial", "state", report.table.unit, *(one.text for one in report.objectives), *report.keys]
     rows = [[str(trial.id), f"{trial.state} {trial.code}".strip(), epochs_of(report, trial),
              *(shown(report.value(trial, one)) for one in report.objectives),
              *(value_text(trial.values.get(key)) for key in report.keys)] for trial in ranked(report)]

@@ -32,19 +32,20 @@ def heading(report: Report) -> Iterator[str]:
         states[trial.state] = states.get(trial.state, 0) + 1
     objective = ", ".join(one.text for one in report.objectives)
     yield (f"study {report.name}: sampler {how['sampler']}, pruner {how['pruner']}, rungs of "
-           f"{', '.join(map(str, table.epochs))} epochs, objective {objective}")
+           f"{', '.join(map(str, table.epochs))} {table.unit}, objective {objective}")
     codes = ", ".join(f"{code} {number}" for code, number in report.failures().most_common())
     yield (f"{len(table.trials)} of {table.planned} trials have started"
            + "".join(f", {number} {state}" + f" ({codes})" * (state == FAILED) for state, number in sorted(states.items())))
     if report.said:
         yield report.said
+    yield from report.privacy
 
 
 def trial_table(report: Report, longest: int) -> Iterator[str]:
     """The trials, the best first: those that went furthest before those that did not, and of these by their scores."""
     keys, objectives = report.keys, report.objectives
     trials = ranked(report)
-    rows = [["trial", "state", "epochs", *(one.text for one in objectives), *keys]]
+    rows = [["trial", "state", report.table.unit, *(one.text for one in objectives), *keys]]
     rows += [[str(trial.id), trial.state if not trial.code else f"{trial.state} {trial.code}", epochs_of(report, trial),
               *(shown(report.value(trial, one)) for one in objectives), *(value_text(trial.values.get(key)) for key in keys)]
              for trial in trials[:longest]]
@@ -70,7 +71,7 @@ def front_lines(report: Report) -> Iterator[str]:
         yield "no trial has a result yet"
         return
     best = front[0]
-    after = f"after {epochs_of(report, best)} epochs"
+    after = f"after {epochs_of(report, best)} {report.table.unit}"
     if len(objectives) == 1:
         yield f"best {after}: trial {best.id}, {told(report.value(best, objectives[0]), objectives[0])}"
         yield f"  {values_text(best)}"
@@ -103,7 +104,7 @@ def scatter(report: Report, vertical: Objective, horizontal: Objective, front: S
 
 def rung_lines(report: Report) -> Iterator[str]:
     first = report.objectives[0]
-    rows = [["epochs", "trials", "went on", f"best {first.name}", "median"]]
+    rows = [[report.table.unit, "trials", "went on", f"best {first.name}", "median"]]
     rows += [[str(epochs), str(trials), str(on) if number < report.table.last else "", shown(best), shown(median)]
              for number, (epochs, trials, on, best, median) in enumerate(report.rungs())]
     yield from aligned(rows)

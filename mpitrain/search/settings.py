@@ -8,6 +8,7 @@ import tomllib
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import gcd
 from typing import Any, Literal
 
 from mpitrain.config import Config
@@ -31,7 +32,7 @@ class SearchConfig:
     sampler: str = "random"
     pruner: str = "asha"
     eta: int = 3                             # one of eta goes on at each rung
-    rungs: tuple[int, ...] = ()              # epochs after which trials are compared; the last is train.epochs, the default
+    rungs: tuple[int, ...] = ()              # epochs, or rounds, after which trials are compared; the last is the run's end
     objective: tuple[str, ...] = ("accuracy",)
     order: Literal["free", "fixed"] = "free"
     ahead: int = 8                           # order = "fixed": jobs that are decided before the first of them has ended
@@ -69,7 +70,8 @@ def search_of(table: Any, overrides: Iterable[str] = ()) -> SearchConfig:
     if search.order not in (orders := typing.get_args(KEYS["order"])):
         raise ConfigError(f'search.order must be one of {", ".join(orders)}, found "{search.order}"')
     if any(b <= a for a, b in zip((0, *search.rungs), search.rungs)):
-        raise ConfigError(f"search.rungs must be numbers of epochs that rise from 1 on, found {list(search.rungs)}")
+        raise ConfigError(f"search.rungs must be numbers of epochs that rise from 1 on (in a federation, of rounds), found "
+                          f"{list(search.rungs)}")
     return search
 
 
@@ -81,30 +83,48 @@ def refuse_go_on(base: Config) -> None:
                          "study that has lost a rank goes on with --resume", ("train.on_lost",))
 
 
-def with_epochs(tables: dict[str, Any], search: SearchConfig, overrides: Iterable[str]) -> dict[str, Any]:
-    """The tables of a run whose file says no length: its epochs are those of the last rung."""
-    train = tables.get("train", {})
+def length_of(base: Config) -> str:
+    """The key that says how long a run is: in epochs, or in the rounds of a federation."""
+    return "train.steps" if base.workers.count else "train.epochs"
+
+
+def unit_of(base: Config) -> str:
+    """What rungs count."""
+    return "rounds" if base.workers.count else "epochs"
+
+
+def with_length(tables: dict[str, Any], search: SearchConfig, overrides: Iterable[str]) -> dict[str, Any]:
+    """The tables of a run whose file says no length: its epochs, or a federation's rounds, are those of the last rung."""
+    train, given, workers = tables.get("train", {}), list(overrides), tables.get("workers", {})
     said = isinstance(train, dict) and {"epochs", "steps"} & train.keys()
-    if said or not search.rungs or any(override.startswith(("train.epochs=", "train.steps=")) for override in overrides):
+    if said or not search.rungs or any(override.startswith(("train.epochs=", "train.steps=")) for override in given):
         return tables
-    return {**tables, "train": {**train, "epochs": search.rungs[-1]}}
+    federated = isinstance(workers, dict) and workers.get("count") or any(one.startswith("workers.count=") for one in given)
+    return {**tables, "train": {**train, "steps" if federated else "epochs": search.rungs[-1]}}
 
 
 def with_rungs(search: SearchConfig, base: Config) -> SearchConfig:
-    """`search` with rungs that end at the run's epochs; ConfigError where they do not."""
-    epochs = base.train.epochs
-    if base.train.steps:
-        raise base.wrong("a study counts epochs, and train.steps gives the run's length in steps; set train.epochs",
-                         ("train.steps",))
-    rungs = search.rungs or (epochs,)
+    """`search` with rungs that end at the run's epochs or rounds; ConfigError where they do not, or no evaluation is at one."""
+    key, unit = length_of(base), unit_of(base)
+    if base.train.epochs and base.workers.count:
+        raise base.wrong(f"train.epochs = {base.train.epochs}: a federation's length is its rounds, and rungs count these; set "
+                         "train.steps to the last rung", ("train.epochs",))
+    if base.train.steps and not base.workers.count:
+        raise base.wrong("a study counts epochs, and train.steps gives the run's length in steps; set train.epochs (a "
+                         "federation, with workers.count in the run, has train.steps)", ("train.steps",))
+    length = base.train.steps or base.train.epochs
+    rungs = search.rungs or (length,)
     if not rungs[-1]:
         raise base.wrong("a trial trains for an epoch at least, found train.epochs = 0", ("train.epochs",))
-    if rungs[-1] > epochs:
-        raise base.wrong(f"search.rungs ends at {rungs[-1]} epochs, beyond train.epochs = {epochs}; the last rung is "
-                         "train.epochs", ("train.epochs",))
-    if rungs[-1] < epochs:
-        raise base.wrong(f"search.rungs ends at {rungs[-1]} epochs, and train.epochs = {epochs} is the last rung; add {epochs}, "
-                         f"or set train.epochs = {rungs[-1]}", ("train.epochs",))
+    if rungs[-1] > length:
+        raise base.wrong(f"search.rungs ends at {rungs[-1]} {unit}, beyond {key} = {length}; the last rung is {key}", (key,))
+    if rungs[-1] < length:
+        raise base.wrong(f"search.rungs ends at {rungs[-1]} {unit}, and {key} = {length} is the last rung; add {length}, "
+                         f"or set {key} = {rungs[-1]}", (key,))
+    every = base.train.eval_every
+    if base.workers.count and every and any(rung % every for rung in rungs[:-1]):
+        raise base.wrong(f"trials are compared after {', '.join(map(str, rungs))} rounds, and train.eval_every = {every} "
+                         f"evaluates after others; leave it out, or set it to {gcd(*rungs[:-1])}", ("train.eval_every",))
     return dataclasses.replace(search, rungs=rungs)
 
 

@@ -19,6 +19,7 @@ from mpitrain.comm.job import guard
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import changed, to_toml
+from mpitrain.config.messages import toml
 from mpitrain.errors import OutputError, Stopped, print_warning
 from mpitrain.registry import Registry
 from mpitrain.run.limits import agree
@@ -27,9 +28,11 @@ from mpitrain.run.session import before_mpi, look_at_files
 from mpitrain.search.cost import Costs, refuse_unknown_joules, refuse_without_joules
 from mpitrain.search.folder import StudyFolder
 from mpitrain.search.groups import Groups
+from mpitrain.search.judged import refuse_choices
 from mpitrain.search.pruners import Done, Promote, Start
 from mpitrain.search.rehearsal import refuse_unusable
 from mpitrain.search.shared_table import SharedTable, wait_for_more
+from mpitrain.search.spent import spent_of
 from mpitrain.search.study_file import Study, refuse_unbuildable
 from mpitrain.search.summary import begun, summary
 from mpitrain.search.table import Record, Table, lost_jobs
@@ -58,6 +61,7 @@ def search(study: Study, process: Process, *, resume: bool = False, overwrite: b
     refuse_unknown_joules(study.objectives, base, groups.whole.control, groups.whole.places)
     with guard.symmetric():
         refuse_unbuildable(study, groups.whole.inputs)
+        refuse_choices(study, groups.whole.inputs)
     if not resume:                                            # trials of one that goes on have begun
         refuse_unusable(study, groups, process)
     with ExitStack() as cleanup:
@@ -178,6 +182,10 @@ class Group:
             assert self.table is not None
             self.table.catch_up()
             found = summary(self.study, self.table, self.groups, stopped=stopped)
+            spent = spent_of(self.folder.path, self.table.decisions.table.trials, self.study.base)
+            if spent is not None:
+                found["privacy"] = spent
+                self.folder.write_json(self.folder.spent, spent)
             self.folder.write_json(self.folder.study, found)
             self._write_best()
             self.table.decisions.table.refuse_all_failed()
@@ -203,5 +211,5 @@ def best_of(found: Mapping[str, Any]) -> str:
     best = found["best"]
     if best is None:
         return "no trial has a result"
-    values = ", ".join(f"{key} = {value}" for key, value in best["values"].items())
+    values = ", ".join(f"{key} = {toml(value)}" for key, value in best["values"].items())
     return f"best: trial {best['trial']} ({values})"

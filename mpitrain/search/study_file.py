@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
+from math import gcd
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,13 @@ from mpitrain.search.samplers import SAMPLERS, Grid, Own, Sampler
 from mpitrain.search.settings import (
     KEYS,
     SearchConfig,
+    length_of,
     objectives_of,
     refuse_go_on,
     refuse_keys,
     search_of,
-    with_epochs,
+    unit_of,
+    with_length,
     with_rungs,
 )
 from mpitrain.search.space import Space, read_space
@@ -58,8 +61,12 @@ class Study:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Epochs of each rung."""
+        """Epochs of each rung; of a federation rounds."""
         return self.search.rungs
+
+    def steps_of(self, rung: int, steps_per_epoch: int) -> int:
+        """The step at which a trial has reached a rung; a federation's rounds are its steps."""
+        return self.rungs[rung] * (1 if self.base.workers.count else steps_per_epoch)
 
     @property
     def seed(self) -> int:
@@ -74,16 +81,21 @@ class Study:
         return self.folder / "trials" / f"{number:04d}"
 
     def config(self, trial: Trial) -> Config:
-        """The configuration of a trial, which runs to the last rung's epochs, in a folder of its own."""
+        """The configuration of a trial, which runs to the last rung, in a folder of its own."""
         return self.config_with(trial.values, (f"run.name={toml(f'{self.base.run.name}-{trial.id:04d}')}",
                                                f"run.out={toml(str(self.trial_folder(trial.id)))}"))
 
     @cached_property
+    def given(self) -> set[str]:
+        """The keys that the run gives."""
+        found = {override.partition("=")[0] for override in self.overrides}
+        tables = {section: table for section, table in self.tables.items() if isinstance(table, Mapping)}
+        return found | {f"{section}.{key}" for section, table in tables.items() for key in table}
+
+    @cached_property
     def left_out(self) -> Mapping[str, Any]:
         """First values of those keys of [space] that the run does not give: a model may need them."""
-        given = {override.partition("=")[0] for override in self.overrides}
-        given |= {f"{section}.{key}" for section, table in self.tables.items() if isinstance(table, Mapping) for key in table}
-        return {key: dimension.ends()[0] for key, dimension in self.space.dimensions.items() if key not in given}
+        return {key: dimension.ends()[0] for key, dimension in self.space.dimensions.items() if key not in self.given}
 
     def config_with(self, values: Mapping[str, Any], more: tuple[str, ...] = ()) -> Config:
         """The run with these values for keys of [space]. ConfigError where they cannot stand there."""
@@ -95,7 +107,9 @@ class Study:
 
     def _config(self, values: Mapping[str, Any], more: tuple[str, ...]) -> Config:
         chosen = [f"{key}={toml(value)}" for key, value in values.items()]
-        length = [f"train.epochs={self.rungs[-1]}"]
+        length = [f"{length_of(self.base)}={self.rungs[-1]}"]
+        if self.base.workers.count and "train.eval_every" not in self.given:      # its own default goes by workers.count
+            length.append(f"train.eval_every={gcd(*self.rungs)}")
         folder = self.file.resolve().parent
         return config_of(copy.deepcopy(dict(self.tables)), [*self.overrides, *length, *chosen, *more], self.file, folder)
 
@@ -123,7 +137,7 @@ class Study:
 
     def decisions(self) -> Decisions:
         """The table of a study that begins, with what decides on it."""
-        table = Table(self.rungs, self.objectives, self.trials)
+        table = Table(self.rungs, self.objectives, self.trials, unit_of(self.base))
         if self.search.order == "fixed":
             return FixedDecisions(table, self.pruner, self.sampler, self.search.ahead)
         return Decisions(table, self.pruner, self.sampler)
@@ -134,6 +148,8 @@ class Study:
         how = {"ranks": s.ranks, "sampler": s.sampler, "pruner": s.pruner, "eta": s.eta, "rungs": list(s.rungs), "order": s.order,
                "objective": list(s.objective), "ahead": s.ahead if s.order == "fixed" else 0, "seed": self.seed,
                "population": s.population, "exchange": s.exchange, **s.arguments}
+        if self.base.workers.count:
+            how["unit"] = unit_of(self.base)
         space = {key: repr(dimension) for key, dimension in self.space.dimensions.items()}
         run = {name: table for name, table in self.tables.items() if name not in ("log", "checkpoint")}
         run["run"] = {key: value for key, value in run.get("run", {}).items() if key not in ("out", "name")}
@@ -178,7 +194,7 @@ def read_study(path: Path, overrides: list[str]) -> Study:
         search = search_of(tables.pop("search"), ours)
         space = read_space(tables.pop("space", None))
         refuse_keys(space.dimensions)
-        tables = with_epochs(tables, search, others)
+        tables = with_length(tables, search, others)
         base = config_of(copy.deepcopy(tables), others, path, path.resolve().parent)
         base.refuse_without_data()
         refuse_go_on(base)

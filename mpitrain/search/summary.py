@@ -29,6 +29,7 @@ def summary(study: Study, shared: SharedTable, groups: Groups, *, stopped: bool)
     best = table.best()
     return {"name": study.base.run.name, "status": "stopped" if stopped else "done",
             "objective": [one.text for one in table.objectives], "rungs": list(table.epochs),
+            "unit": table.unit,
             "best": None if best is None else about(best, table, records),
             "front": [trial.id for trial in table.front()],
             "reached": {str(epochs): sum(number in trial.results for trial in table.trials)

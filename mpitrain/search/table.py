@@ -90,10 +90,10 @@ class Rung:
 
 
 class Table:
-    """All trials of a study of `planned` trials with rungs at so many epochs."""
+    """All trials of a study of `planned` trials with rungs at so many epochs, or rounds where that is the unit."""
 
-    def __init__(self, rungs: Sequence[int], objectives: Sequence[Objective], planned: int):
-        self.epochs, self.objectives, self.planned = tuple(rungs), tuple(objectives), planned
+    def __init__(self, rungs: Sequence[int], objectives: Sequence[Objective], planned: int, unit: str = "epochs"):
+        self.epochs, self.objectives, self.planned, self.unit = tuple(rungs), tuple(objectives), planned, unit
         self.trials: list[Trial] = []                         # by id
         self.rungs = [Rung(len(objectives)) for _ in rungs]
         self.open: dict[tuple[int, int], str] = {}            # (trial, rung) -> running or lost, in the order of their starts

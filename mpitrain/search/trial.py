@@ -6,12 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from mpitrain.checkpoint.folders import remove_all
 from mpitrain.comm.job import guard
 from mpitrain.comm.job.failure import describe
 from mpitrain.comm.job.guard import Process
 from mpitrain.comm.job.together import on_first
 from mpitrain.config import Config, changed
-from mpitrain.errors import MpitrainError
+from mpitrain.errors import DamagedError, MpitrainError, print_warning
 from mpitrain.run.run import AsTrial, Run, Trained
 from mpitrain.search.cost import Costs, refuse_too_large
 from mpitrain.search.groups import Groups
@@ -84,9 +85,15 @@ class TrialRuns:
         self._plan, self._began = None, time.perf_counter()
         try:
             config = self._config(job)
-            run = Run(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
-            with run:
-                trained = run.train(resume="auto", observers=[self.clock], as_trial=AsTrial(lambda plan: self._pauses(job, plan)))
+            while True:
+                run = Run(config, self.groups.comm, process=self.process, quiet=True, after=self.groups.session)
+                try:
+                    with run:
+                        trained = run.train(resume="auto", observers=[self.clock],
+                                            as_trial=AsTrial(lambda plan: self._pauses(job, plan)))
+                    break
+                except DamagedError as error:
+                    self._begin_anew(job, error)
         except Exception as error:
             code = self._code(error)
             if code is None:
@@ -97,6 +104,17 @@ class TrialRuns:
             step = getattr(error, "step", None) or 0
             return self.ask(lambda: self._failed(job, code, message, step))
         return self.ask(lambda: self._reached(job, config, trained))
+
+    def _begin_anew(self, job: Job, error: DamagedError) -> None:
+        """Removes a trial's checkpoints, of which none is whole: its run begins again, and comes to the same results. What it has
+        spent of privacy stays counted. Raises the error where it is of other checkpoints. It communicates."""
+        folder = self.study.trial_folder(job.trial) / "checkpoints"
+
+        def remove() -> None:
+            if error.file != str(folder) or remove_all(folder):
+                raise error
+            print_warning(f"trial {job.trial}: {error.message}; they are removed, and the trial is trained anew")
+        on_first(self.groups.session.control, remove)
 
     def _config(self, job: Job) -> Config:
         """The configuration of a job's trial. ConfigError, on all ranks, where it cannot be or would not fit."""
@@ -109,8 +127,8 @@ class TrialRuns:
     def _pauses(self, job: Job, plan: Plan) -> Pauses:
         """The end of the job's rung, unless that is the trial's own end."""
         self._plan = plan
-        epochs = self.study.rungs[job.rung:job.rung + 1] if job.rung < len(self.study.rungs) - 1 else ()
-        return Pauses([epoch * plan.steps_per_epoch for epoch in epochs], lambda step, metrics: False)
+        steps = [self.study.steps_of(job.rung, plan.steps_per_epoch)] if job.rung < len(self.study.rungs) - 1 else []
+        return Pauses(steps, lambda step, metrics: False)
 
     # -- records, made by the group's first rank -------------------------------------------------------------------------
 

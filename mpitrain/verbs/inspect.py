@@ -30,7 +30,9 @@ def run(options: Namespace, process: Process) -> int:
 
 
 def is_study(path: Path) -> bool:
-    return (path / "journal.jsonl").is_file()
+    """Whether a folder is a study's, by what else than runs it has; the journal may be lost."""
+    return any((path / name).is_file() for name in ("journal.jsonl", "study.json", "best.toml")) or (
+        (path / "trials").is_dir() and (path / "config.toml").is_file())
 
 
 def show_study(options: Namespace) -> int:

@@ -45,6 +45,8 @@ def run(options: Namespace, process: Process) -> int:
     if progress is not None:
         progress.finish()
     if launched_rank()[0] == 0:
+        for line in found.get("privacy", {}).get("said", ()):
+            print(line)
         print(best_of(found), flush=True)
     return 0
 

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 from standing import mpirun
 
-from mpitrain.bench.calibrate import busy_host
 from mpitrain.bench.calibrate_levels import costs
 from mpitrain.energy.zones import Energy
 from mpitrain.machines import load_machine, to_toml
 from mpitrain.machines.machine import machine_of
-from mpitrain.machines.measured import at_ranks, fingerprint, is_here, step_seconds, turns
+from mpitrain.machines.measured import at_ranks, crowded, fingerprint, is_here, step_seconds, turns
 from mpitrain.schedules.level_times import Level, level_seconds
 
 
@@ -83,5 +82,5 @@ def _table(text: str) -> dict[str, object]:
 
 
 def test_a_host_on_which_other_processes_are_at_work_is_said_to_be_busy() -> None:
-    assert [busy_host(*found) for found in ((1, 1.0, 2), (2, 1.3, 2), (3, 2.0, 2), (4, 2.8, 2))] == [""] * 4
-    assert busy_host(2, 9.13, 2).startswith("warning: 2 ranks took 9.1 times their processor time, 1.0 times are expected")
+    assert [crowded(*found) for found in ((1, 1.0, 2), (2, 1.3, 2), (3, 2.0, 2), (4, 2.8, 2))] == [""] * 4
+    assert crowded(2, 9.13, 2).startswith("2 ranks took 9.1 times their processor time, 1.0 times are expected")

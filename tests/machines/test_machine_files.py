@@ -89,6 +89,7 @@ def written(folder: Path, text: str) -> Path:
     ("memory_bandwidth = 1e11", "memory_bandwidth = 1e11\nsources = {flops = 3}", "it should be a table of texts"),
     ("memory_bandwidth = 1e11", 'memory_bandwidth = 1e11\nassumed = "all"', "it should be a list of keys"),
     ("memory_bandwidth = 1e11", "memory_bandwidth = 1e11\nspread = -0.1", "spread of the machine is -0.1"),
+    ("memory_bandwidth = 1e11", "memory_bandwidth = 1e11\nspread = 1e300", "spread of the machine is 1e+300; it is the standard"),
     ("flops = {", "flops = ", "not valid TOML"),
 ])
 def test_a_mistake_in_a_file_is_said_with_its_key(old: str, new: str, said: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from mpitrain.errors import ConfigError
 from mpitrain.machines.checks import check_measured
 from mpitrain.machines.machine import MachineFile
-from mpitrain.machines.measured import at_ranks, layer_seconds, on_curve, slowdown, step_seconds, turns
+from mpitrain.machines.measured import at_ranks, beside_others, beyond, layer_seconds, on_curve, slowdown, step_seconds, turns
 from mpitrain.schedules.level_times import Level, level_seconds, stream_seconds
 
 
@@ -74,6 +74,17 @@ def test_ranks_of_several_hosts_have_the_network_s_costs_and_each_host_its_own()
     assert [stream_seconds(*group, 1e6, at_ranks(several, 4).levels) for group in ((2, 2), (2, 1), (4, 1))] == [3e-3, None, None]
     assert level_seconds("all_reduce", 2, 2, 1024, found.levels) == pytest.approx(2e-4)         # one rank of each host
     assert step_seconds(two, 4) == 5e-3 and step_seconds(two, 2) == 2e-3 and 2 / found.cores == 1.0
+
+
+def test_more_ranks_or_hosts_than_were_measured_are_said_and_so_is_a_crowded_host() -> None:
+    assert [beyond(HERE, n) for n in (1, 3, 4)] == [""] * 3 and beyond(replace(HERE, measured={}), 8) == ""
+    assert beyond(HERE, 5) == "fitted on 4 ranks of a host, 5 were never measured"
+    two = replace(HERE, levels=(Level("node", 2, 1e-6, 1e-9, 0.0), Level("network", 0, 1e-5, 1e-8, 0.0, 2)),
+                  measured={**HERE.measured, "between": {}, "nodes": 2})
+    assert beyond(two, 4) == "" and beyond(two, 8) == "fitted on 2 hosts, 4 were never measured"
+    assert beside_others(HERE) == beside_others(replace(HERE, measured={})) == ""
+    busy = replace(HERE, measured={**HERE.measured, "by_ranks": {"1": ranks(1, 1.0), "2": ranks(2, 6.25)}})
+    assert beside_others(busy).startswith("2 ranks took 6.2 times their processor time, 1.0 times are expected: other processes")
 
 
 @pytest.mark.parametrize(("path", "value", "said"), [

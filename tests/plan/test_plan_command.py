@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from planned import MACHINE
+from planned import MACHINE, MEASURED
 
 from mpitrain.config import load_config
 from mpitrain.errors import ConfigError, DataError, MeshError, MissingError, MpitrainError, UsageError
@@ -34,6 +34,22 @@ def test_the_command_prints_lines_that_run_and_writes_json(folder: Path, tmp_pat
         assert plan["memory"]["bytes"] == max(stage["pool"] for stage in plan["memory"]["stages"]) <= plan["memory"]["limit"]
     said = "\n".join(lines)
     assert "compute: assumed: 50% of the peak of made-up" in said and "joules: estimated by the machine file made-up" in said
+
+
+def test_what_was_not_measured_or_beside_other_load_is_said_in_each_plan(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "busy.toml"
+    path.write_text(MACHINE.replace("ranks = 4", "ranks = 0").rpartition("[[levels]]")[0] % "" + "cores = 2\n".join(
+        MEASURED.partition("[measured.between]")[0].replace("by_ranks.8", "by_ranks.2").replace("turns = 1.0", "turns = 6.2")
+        .partition("nodes = 2\n")[::2]))
+    for given in ("4", "2..4"):
+        lines = list(plan_lines(folder / "gpt.toml", [], ranks=given, machine=str(path), json_file=tmp_path / "plans.jsonl"))
+        for part in ("compute", "tensor, bubble, exposed", "update", "stragglers"):
+            assert next(one for one in lines if one.startswith(f"{part}: ")).endswith(
+                "; fitted on 2 ranks of a host, 4 were never measured")
+        assert any(one.startswith("calibration: 2 ranks took 6.2 times their processor time") for one in lines), lines
+        plans = [json.loads(line) for line in (tmp_path / "plans.jsonl").read_text().splitlines()]
+        assert all(plan["rests_on"]["calibration"].startswith("2 ranks took 6.2") for plan in plans)
+        assert all(("never measured" in plan["rests_on"]["compute"]) == (plan["ranks"] == 4) for plan in plans)
 
 
 def test_a_range_of_ranks_is_a_curve(folder: Path, tmp_path: Path) -> None:
@@ -65,6 +81,9 @@ WRONG: list[tuple[str, list[str], str, type[MpitrainError], str]] = [
     ("0", [], "made-up.toml", UsageError, "--ranks must be at least 1, found 0"),
     ("-2", [], "made-up.toml", UsageError, 'found "-2"'),
     ("many", [], "made-up.toml", UsageError, "--ranks is a number, or two with .. between them"),
+    ("1000000000", [], "made-up.toml", UsageError, "--ranks is at most 1048576, more than any machine has; found 1000000000"),
+    ("1..1048577", [], "made-up.toml", UsageError, "--ranks is at most 1048576"),
+    ("9" * 5000, [], "made-up.toml", UsageError, "--ranks is at most 1048576"),
     ("8..2", [], "made-up.toml", UsageError, "write 2..8"),
     ("2..4..8", [], "made-up.toml", UsageError, "--ranks is a number, or two"),
     ("6", [], "made-up.toml", ConfigError, '6 ranks do not fill the 4 places of each "host" of machine made-up; give 4 or 8'),

@@ -186,6 +186,12 @@ def test_a_study_that_was_killed_is_told_of_as_far_as_it_came(tmp_path: Path, ca
 def test_what_is_no_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="expected the folder of a study"):
         read_report(tmp_path)
+    (tmp_path / "lost" / "trials").mkdir(parents=True)
+    for name in ("config.toml", "study.json"):                # what a study leaves, whose journal is lost
+        (tmp_path / "lost" / name).write_text("{}")
+        with pytest.raises(MissingError, match="the journal is not there: restore it"):
+            main(["inspect", str(tmp_path / "lost")])
+        (tmp_path / "lost" / name).unlink()
     (tmp_path / "run.toml").write_text("")
     with pytest.raises(UsageError, match="--html is for the folder of a study"):
         main(["inspect", str(tmp_path / "run.toml"), "--html", "x.html"])

@@ -58,6 +58,15 @@ def test_a_killed_study_goes_on_where_its_journal_ends(tmp_path):
     assert results(tmp_path / "killed")[1] == results(tmp_path / "whole")[1]
     again = search(2, file, "run.out=killed", "--resume")     # nothing is left to do
     assert again.rc == 0 and told(tmp_path / "killed") == told(tmp_path / "whole")
+    path = tmp_path / "killed" / "journal.jsonl"              # a trial goes on whose checkpoints are damaged
+    records, kept = journal(tmp_path / "killed"), path.read_text().splitlines(keepends=True)
+    last = max(i for i, record in enumerate(records) if record["kind"] == "promote")
+    path.write_text("".join(kept[:last + 1]))
+    for part in (tmp_path / f"killed/trials/{records[last]['trial']:04d}/checkpoints").glob("*/part-*.h5"):
+        part.write_bytes(part.read_bytes()[:100])
+    anew = search(2, file, "run.out=killed", "--resume")
+    assert anew.rc == 0 and anew.err.count("are removed, and the trial is trained anew") == 1, anew.err
+    assert told(tmp_path / "killed") == told(tmp_path / "whole")
     begins = [line for line in journal(tmp_path / "killed") if line["kind"] == "job"]
     assert len(begins) == json.loads((tmp_path / "killed" / "study.json").read_text())["times"]["jobs"] == 3
 

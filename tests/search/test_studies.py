@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import tomllib
 
 import pytest
 from launch import ROOT
@@ -13,10 +14,11 @@ from studies import STUDY, journal, lines, told
 from trees import zone
 
 from mpitrain.checkpoint.store import ALONE
+from mpitrain.cli import main
 from mpitrain.energy.report import NOT_YET
 from mpitrain.errors import OutputError
 from mpitrain.search.cost import joules_of
-from mpitrain.search.study import refuse_unshared
+from mpitrain.search.study import best_of, refuse_unshared
 
 
 def search(n, file, *words):
@@ -186,6 +188,13 @@ def test_a_counter_that_moves_late_counts_and_one_that_does_not_ends_its_trial_a
     assert "unknown: its counter is lost before step 6" in messages[1], messages
 
 
+def test_the_best_trial_is_told_in_values_that_a_file_takes():
+    values = {"comm.compress": "", "train.shuffle": True, "model.hidden": [16], "optimizer.lr": 0.5}
+    said = best_of({"best": {"trial": 3, "values": values}})
+    assert said == 'best: trial 3 (comm.compress = "", train.shuffle = true, model.hidden = [16], optimizer.lr = 0.5)'
+    assert tomllib.loads(said.partition("(")[2].rstrip(")").replace(", ", "\n"))["optimizer"]["lr"] == 0.5
+
+
 def test_joules_of_lines_are_those_of_all_their_samples():
     def line(step, joules, samples, source="measured (powercap)"):
         return {"step": step, "joules": joules, "joules_per_sample": joules / samples if joules is not None else None,
@@ -200,14 +209,29 @@ def test_a_trial_that_would_not_fit_or_cannot_be_is_its_own_failure(tmp_path, st
     study.write_text(STUDY.split("[space]")[0] + """[space]
 "model.hidden" = {choices = [[16], [4000000, 4000000]]}
 "train.batch_size" = {choices = [128, 100000]}
+"data.drop_last" = {choices = [false, true]}
 """)
     result = search(2, study, "search.ranks=2", "search.sampler=grid", "search.trials=0", "search.rungs=[1]", "train.epochs=1",
                     "train.batch_size=1000000", "model.hidden=[1000000]")        # which some values of [space] mend
     assert result.rc == 0, result.err
     found = told(tmp_path / "runs/study")
     codes = [trial.get("code") for trial in found["trials"]]
-    assert codes[0] is None and codes[2] == "E_MEMORY" and codes[1] not in (None, "E_MEMORY"), found["trials"]
-    assert "MiB are free" in found["trials"][2]["message"] and found["failed"][codes[1]] >= 1
+    assert codes[:3] == [None] * 3 and codes[4] == "E_MEMORY" and codes[3] not in (None, "E_MEMORY"), found["trials"]
+    assert "MiB are free" in found["trials"][4]["message"] and found["failed"][codes[3]] >= 1
+
+
+def test_a_study_of_a_federation_compares_its_trials_after_rounds(tmp_path, study, capsys):
+    study.write_text(STUDY.replace("momentum = 0.9\n", "").replace("epochs = 4\n", "").replace("[1, 2, 4]", "[2, 6]")
+                     .replace("trials = 9", "trials = 3").replace("[search]", "[workers]\ncount = 20\neach_round = 4\n[search]")
+                     .split("[space]")[0] + '[space]\n"workers.count" = {integer = [5, 60]}\n')
+    result = search(2, study, "run.out=found")
+    assert result.rc == 0, result.err
+    found = told(tmp_path / "found")
+    assert found["reached"] == {"2": 3, "6": 1} and found["unit"] == "rounds" and not found["failed"], found
+    assert train(1, tmp_path / "found/best.toml", "--quiet", f"run.out={tmp_path / 'at-once'}").rc == 0
+    assert record(tmp_path / "at-once")["parameters_sha256"] == found["best"]["parameters_sha256"]
+    assert main(["inspect", str(tmp_path / "found")]) == 0
+    assert "rungs of 2, 6 rounds" in (said := capsys.readouterr().out) and "best after 6 rounds: trial" in said
 
 
 def test_hosts_that_share_no_folder_are_named(tmp_path):

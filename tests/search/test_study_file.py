@@ -16,6 +16,7 @@ from launch import ROOT
 from mpitrain.config import load_config
 from mpitrain.errors import CheckpointError, ConfigError, MissingError, MpitrainError
 from mpitrain.plan.inspect import open_data
+from mpitrain.search.judged import refuse_choices
 from mpitrain.search.pruners import PRUNERS, Median
 from mpitrain.search.samplers import SAMPLERS
 from mpitrain.search.settings import KEYS, SearchConfig
@@ -87,6 +88,55 @@ def test_a_space_that_is_wrong_is_refused_in_one_line(tmp_path: Path, line: str,
         study = read_study(study_file(tmp_path, space=f"[space]\n{line}\n"), [])
         refuse_unbuildable(study, open_data(study.base))
     assert told in str(error.value) and str(tmp_path / "study.toml") in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("lines", "told"), [
+    ('"comm.compress" = {choices = ["", "int8", "onebitt"]}', '"comm.compress" = "onebitt": comm.compress = "onebitt": unknown'),
+    ('"train.batch_size" = {choices = [32, 100000]}', '"train.batch_size" = 100000: train.batch_size=100000 is more than'),
+    ('"train.batch_size" = {choices = [32, 100000]}\n"data.drop_last" = {choices = [true, false]}', ""),   # one mends the other
+    ('"comm.compress" = {choices = ["", "int8"]}\n"comm.bucket_mb" = {choices = ["auto", 25.0]}', ""),      # a pair, in a trial
+    ('"train.batch_size" = {choices = [32, 64]}\n"optimizer.name" = {choices = ["sgd", "adamw"]}', "")])
+def test_choices_that_no_trial_could_have_are_refused_before_the_first(tmp_path: Path, lines: str, told: str) -> None:
+    study = read_study(study_file(tmp_path, space=f"[space]\n{lines}\n"), [])
+    if told:
+        with pytest.raises(ConfigError) as error:
+            refuse_choices(study, open_data(study.base))
+        assert told in str(error.value) and "\n" not in str(error.value)
+    else:
+        refuse_choices(study, open_data(study.base))
+
+
+FEDERATION = """
+[model]
+name = "mlp"
+inputs = 64
+hidden = [16]
+outputs = 10
+[data]
+path = "digits"
+[train]
+batch_size = 16
+[workers]
+count = 20
+each_round = 4
+"""
+
+
+def test_rungs_of_a_federation_are_rounds(tmp_path: Path) -> None:
+    space = '[space]\n"workers.count" = {integer = [5, 60]}\n'
+    path = study_file(tmp_path, run=FEDERATION, search="[search]\ntrials = 3\nrungs = [4, 6, 12]\n", space=space)
+    study = read_study(path, [])
+    config = study.config_with({"workers.count": 50})         # whose own default is an evaluation in 12 rounds
+    assert (study.base.train.steps, study.base.train.epochs, config.train.eval_every) == (12, 0, 2)
+    assert [study.steps_of(rung, 5) for rung in range(3)] == [4, 6, 12] and study.decisions().table.unit == "rounds"
+    assert study.header()["search"]["unit"] == "rounds" and "unit" not in read_study(study_file(tmp_path), []).header()["search"]
+    for override, told in (("train.epochs=12", "a federation's length is its rounds, and rungs count these; set train.steps"),
+                           ("train.steps=9", "search.rungs ends at 12 rounds, beyond train.steps = 9"),
+                           ("train.eval_every=4", "train.eval_every = 4 evaluates after others; leave it out, or set it to 2")):
+        path = study_file(tmp_path, run=FEDERATION, search="[search]\ntrials = 3\nrungs = [4, 6, 12]\n", space=space)
+        with pytest.raises(ConfigError) as error:
+            read_study(path, [override])
+        assert told in str(error.value)
 
 
 SEARCHES = [

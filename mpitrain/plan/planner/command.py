@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from mpitrain.schedules.clocks import Table
 
 
+MOST_RANKS = 1 << 20          # ten times the processors of the largest machine; their meshes are looked at in seconds
+LONGEST = 40                  # letters of a number in a message
+
+
 def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str, top: int = 5,
                json_file: Path | None = None, energy: Path | None = None) -> Iterator[str]:
     """The best ways to run a configuration on `ranks` ("N"), or the best one on several numbers of ranks ("a..b"), of a machine.
@@ -59,7 +63,7 @@ def plan_lines(path: Path, overrides: Sequence[str], *, ranks: str, machine: str
     yield from table(("ranks" if len(counts) > 1 else "plan", *HEADS), table_of(problem, [plan for _, plan in plans], first))
     for head, (n, plan) in zip(first, plans):
         yield f"{head}: mpirun -n {n} {start} {' '.join(plan.candidate.overrides(problem.written))}".rstrip()
-    for what, why in rests_on(problem, plans[0][1]).items():
+    for what, why in rests_on(problem, plans[0 if len(counts) == 1 else -1][1]).items():      # the most ranks are measured least
         yield f"{what}: {why}"
     if energy is not None:
         yield from lower_clocks(problem, dict(zip(first, plans)), clocks, energy)
@@ -92,6 +96,8 @@ def numbers_of_ranks(text: str) -> list[int]:
     ends = text.split("..")
     if len(ends) > 2 or not all(end.isascii() and end.isdigit() for end in ends):
         raise UsageError(f'--ranks is a number, or two with .. between them, such as 8 or 8..4096; found "{text}"')
+    if any(len(end.lstrip("0")) > len(str(MOST_RANKS)) or int(end) > MOST_RANKS for end in ends):
+        raise UsageError(f"--ranks is at most {MOST_RANKS}, more than any machine has; found {text[:LONGEST]}")
     low, high = int(ends[0]), int(ends[-1])
     if low < 1:
         raise UsageError(f"--ranks must be at least 1, found {text}")

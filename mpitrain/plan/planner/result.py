@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from mpitrain.machines.machine import MachineFile
+from mpitrain.machines.measured import beside_others, beyond
 from mpitrain.plan.planner.candidates import Candidate
 from mpitrain.plan.planner.problem import Problem
 from mpitrain.plan.planner.search import Plan
@@ -46,10 +47,13 @@ def joules_of_step(problem: Problem, plan: Plan, ranks: int, batch: int) -> floa
 def origins(problem: Problem, c: Candidate) -> dict[str, str]:
     """What each part of a step rests on: measured here, the machine file, or assumed."""
     machine = problem.machine
-    return {"compute": problem.blocks(c).origin,
-            "tensor, bubble, exposed": of_machine(machine, "levels", "collective_s", "message_s", "overlap"),
-            "update": of_machine(machine, "memory_bandwidth"),
-            "stragglers": of_machine(machine, "spread") if machine.spread else "none: the machine file has no spread of steps"}
+    more = f"; {said}" if (said := beyond(machine, prod(c.mesh.values()))) else ""
+    found = {"compute": problem.blocks(c).origin + more,
+             "tensor, bubble, exposed": of_machine(machine, "levels", "collective_s", "message_s", "overlap") + more,
+             "update": of_machine(machine, "memory_bandwidth") + more,
+             "stragglers": of_machine(machine, "spread") + more if machine.spread else
+             "none: the machine file has no spread of steps"}
+    return found | ({"calibration": said} if (said := beside_others(machine)) else {})
 
 
 def of_machine(machine: MachineFile, *keys: str) -> str:
