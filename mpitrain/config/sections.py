@@ -158,8 +158,9 @@ class CommConfig:
     @property
     def idle(self) -> list[str]:
         """A line about a key that changes nothing. It is not refused: a study may have `compress` as a choice, "" among them."""
-        return [f"comm.compress_after = {self.compress_after} has no effect: comm.compress is empty, so that gradients travel as "
-                "they are in all steps"] if self.compress_after and not self.compress else []
+        given = {"comm.compress_after": self.compress_after, "comm.compress_warmup": self.compress_warmup}
+        return [f"{key} = {steps} has no effect: comm.compress is empty, so that gradients travel as they are in all steps"
+                for key, steps in given.items() if steps and not self.compress]
 
     @property
     def cuts(self) -> str:

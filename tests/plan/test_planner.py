@@ -12,7 +12,7 @@ from planned import BLOCK, LAYERS, WIDTH
 
 from mpitrain.config import load_config
 from mpitrain.config.sections import STATES
-from mpitrain.errors import MpitrainError
+from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.machines.machine import load_machine
 from mpitrain.plan.inspect import inspect_config
 from mpitrain.plan.memory import forecast_of

@@ -90,9 +90,9 @@ def test_a_trial_whose_stages_do_not_all_fit_ends_alone_whichever_stage_it_is(tm
     (tmp_path / "blocks.py").write_text(BLOCKS)
     start = STUDY.index("[space]")
     study.write_text(STUDY[:start] + '[space]\n"model.wrong" = {choices = [0, 1, 2, 3, 4, 5, 6]}\n')
-    result = search(3, study, "search.ranks=3", "mesh.pp=3", "mesh.schedule=interleaved", "mesh.chunks=2", "train.micro_batches=3",
-                    "model.name=blocks.py:make", "search.sampler=grid", "search.trials=7", "search.pruner=none", "search.rungs=[1]",
-                    "train.epochs=1", "run.out=study")
+    pipeline = ("mesh.pp=3", "mesh.schedule=interleaved", "mesh.chunks=2", "train.micro_batches=3", "model.name=blocks.py:make")
+    result = search(3, study, *pipeline, "search.ranks=3", "search.sampler=grid", "search.trials=7", "search.pruner=none",
+                    "search.rungs=[1]", "train.epochs=1", "run.out=study")
     assert result.rc == 0, result.err
     states = {trial["values"]["model.wrong"]: trial for trial in told(tmp_path / "study")["trials"]}
     assert {wrong: trial["state"] for wrong, trial in states.items()} == {**dict.fromkeys(range(6), "failed"), 6: "finished"}

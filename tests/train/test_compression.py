@@ -112,7 +112,8 @@ def test_a_run_says_what_travels_and_where_dense_would_be_faster(config: Path) -
 def test_the_first_steps_are_dense_where_that_is_asked_for(config: Path) -> None:
     said = "comm.compress_after = 10 has no effect: comm.compress is empty"
     assert said in ok(train(2, config, "run.out=dense", "comm.compress_after=10", *FORCED[1:])).out
-    assert said in "\n".join(inspect(config, ["comm.compress_after=10"], ranks=2))
+    for key in ("after", "warmup"):
+        assert said.replace("after", key) in "\n".join(inspect(config, [f"comm.compress_{key}=10"], ranks=2))
     words = ("comm.compress=topk:0.05", "comm.compress_after=10", "comm.compress_warmup=10", *FORCED)
     done = ok(train(2, config, "run.out=later", *words))
     assert ", 4 and 2 times the share in the first 10; its state takes" in done.out
