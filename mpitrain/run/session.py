@@ -87,6 +87,7 @@ class Session:
         node = threads.on_node(self.places, control.rank)
         one = config.train.reproducible == "layout" or config.train.precision == "bfloat16" or config.workers.count > 0
         self.threads = threads.pin(1 if one else config.train.threads, node)
+        self.mesh.progress.crowded = len(node) > threads.granted_cores(node)
         first = all(place.host != node[0].host for place in self.places[:control.rank])      # of its host
         self.notes = self.told_once([*(remove_leftovers() if first else []), pulse.obstacle,
                                      threads.crowded(self.threads, node), environment.slow_blas()])      # slow settings are told

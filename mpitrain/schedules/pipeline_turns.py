@@ -3,12 +3,13 @@
     4 stages on 2 cores      one at work: full speed      two: full speed      three: 2/3 each      four: half each
 
 Between two events (an action ends, a message arrives) the speeds are constant, so the moments of all events follow one after the
-other (processor sharing; Kleinrock, 1967). A stage that waits gives its core away each time it looks for its message, and takes
-3 % of it. But it never sleeps: to the host's scheduler it runs, so ranks stay where they are, and two stages that compute may
-share a core while two that look have another. On two cores (Linux 6.18, a quiet machine) four ranks that compute in turns took
-1.05 or 1.95 times their processor time, as it happened; a run with two pipelines of two stages 38 to 40 ms a step or 46 to 53. So
-a stage that waits weighs a part of one that computes (generalised processor sharing; Parekh and Gallager, 1993): the part by
-which the mean speed over all placements is right (`waiting_weight`).
+other (processor sharing; Kleinrock, 1967). A stage that waits gives its core away each time it looks for its message. For a
+moment it does not sleep: to the host's scheduler it runs, and two stages that compute may share a core while two that look have
+another; then it sleeps between looks (`Progress.pause`), and messages wait for its waking. So a stage that waits weighs a part of
+one that computes (generalised processor sharing; Parekh and Gallager, 1993): the part by which the mean speed over all
+placements of ranks that never sleep is right (`waiting_weight`). On two cores (Linux 6.18, a quiet machine) two pipelines of two
+stages took 35 to 50 ms a step without that sleep, as ranks happened to lie, and four stages 36 to 59; they take 36 to 39, and 41
+to 42. This weight says 39 and 41, none at all 37 and 36.
 
     4 stages on 2 cores, a weight of 0.2      two at work: 2 / (2 + 0.2 * 2) of full speed each
 """

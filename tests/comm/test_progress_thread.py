@@ -40,3 +40,16 @@ def test_a_thread_that_was_about_to_look_when_it_was_closed_ends(monkeypatch: py
     gate.go.set()
     closing.join(PATIENCE)
     assert not closing.is_alive()
+
+
+def test_a_rank_that_waits_for_long_sleeps_where_ranks_outnumber_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr("os.sched_yield", lambda: done.append("yield"))
+    monkeypatch.setattr("time.sleep", lambda seconds: done.append("sleep"))
+    monkeypatch.setattr("time.monotonic", lambda: 100.0)
+    progress = Progress()
+    progress.pause(began=99.0)
+    progress.crowded = True
+    progress.pause(began=99.0)
+    progress.pause(began=100.0)
+    assert done == ["yield", "sleep", "yield"]

@@ -10,7 +10,7 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 from mpitrain.kernels.product import one_thread
 from mpitrain.train.machine import threads
-from mpitrain.train.machine.threads import Place, chosen, crowded, pin, share
+from mpitrain.train.machine.threads import Place, chosen, crowded, granted_cores, pin, share
 
 
 def ranks(*cores: tuple[int, ...], limit: float = 0.0) -> list[Place]:
@@ -65,6 +65,11 @@ def test_more_threads_than_cores_are_said_with_the_numbers_and_the_cure() -> Non
     assert "on 2 cores of node7 (its control group grants the time of 2.5): " in crowded(4, ranks(EIGHT, limit=2.5))
     assert crowded(3, ranks((0, 1), (2, 3, 4, 5))) == (
         "a rank's 3 threads take turns on 2 cores of node7, to which it is bound: bind it to more, or set train.threads = 2")
+
+
+def test_ranks_outnumber_cores_or_what_their_group_grants() -> None:
+    assert [granted_cores(node) for node in (ranks((0, 1), (0, 1), (1,)), ranks(EIGHT), ranks(EIGHT, limit=2.5))] == [2, 8, 2]
+    assert granted_cores(ranks((0,), limit=0.5)) == 1
 
 
 @pytest.mark.parametrize(("number", "node"), [(1, ranks((0, 1), (0, 1))), (2, ranks((0, 1), (2, 3))), (8, ranks(EIGHT)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -37,9 +36,10 @@ class PolledWork(ABC):
 
     def wait(self) -> None:
         """Return when the result is there; other works in flight are moved meanwhile."""
+        began = time.monotonic()
         while not self.test():
             self._progress.progress()
-            os.sched_yield()                                  # ranks may outnumber cores; polling must not starve the peer
+            self._progress.pause(began)
         self._progress.discard(self)
 
     def in_flight(self) -> list[InFlight]:

@@ -68,12 +68,16 @@ def share(node: Sequence[Place]) -> int:
     return max(1, int(part))
 
 
+def granted_cores(node: Sequence[Place]) -> int:
+    """The cores that the ranks of a node have together, less where a control group grants less time."""
+    cores, limit = len({core for other in node for core in other.cores}), node[0].limit
+    return min(cores, max(1, int(limit))) if limit else cores
+
+
 def crowded(threads: int, node: Sequence[Place]) -> str:
     """A one-line warning if the ranks of a node have more threads than cores, else "". No setting is changed."""
     cores, own = len({core for other in node for core in other.cores}), len(node[0].cores)
-    limit = node[0].limit
-    granted = min(cores, max(1, int(limit))) if limit else cores
-    wanted = threads * len(node)
+    limit, granted, wanted = node[0].limit, granted_cores(node), threads * len(node)
     if wanted > granted:
         group = f" (its control group grants the time of {limit:g})" if limit and granted < cores else ""
         there = f"{_count(granted, 'core')} of {node[0].host}{group}"
