@@ -1,6 +1,7 @@
 # Every entry point. `make train` and `make test` need Python 3.11+, a C compiler and make, nothing else.
 
 VENV   ?= .venv
+PIP_FLAGS ?=
 RANKS  ?= 2
 PYTHON ?= $(firstword $(foreach p,python3 python3.14 python3.13 python3.12 python3.11,$(shell $(p) -c 'import sys; print("$(p)" if sys.version_info >= (3, 11) else "")' 2>/dev/null)))
 BIN     = $(VENV)/bin
@@ -171,5 +172,5 @@ $(VENV)-%/ready: $(VENV)/ready-test
 	@touch $@
 
 $(VENV)/ready-%: $(VENV)/ready
-	$(BIN)/pip install -q -e '.[$*]'
+	$(BIN)/pip install -q $(PIP_FLAGS) -e '.[$*]'
 	@touch $@
