@@ -234,7 +234,7 @@ class Pipeline:
 
     def _total(self) -> float:
         """The terms of the loss over all ranks of this site, which may be a sum of weights."""
-        counted = self._settled()
+        counted = self._settled() if self._counted.travels else self._counted
         self.count = counted.total
         return counted.of_site
 

@@ -30,13 +30,9 @@ class StepCount:
         self._counts = np.zeros(n_micro + site[1] + 2)
         self._add = channel.prepare(self._counts, "loss count")
         self._message: Any = None
+        self.travels = False                                  # whether there is a sum to wait for
         self.total = self.of_site = self.rows = 0.0
         self.flags = (0.0, 0.0)
-
-    @property
-    def travels(self) -> bool:
-        """Whether there is a sum to wait for."""
-        return self._message is not None
 
     def begin(self, terms: Sequence[tuple[int, float]], rows: int, flags: tuple[float, float]) -> None:
         """Sends what this rank counts: terms by the index of the micro-batch, and so on."""
@@ -47,11 +43,11 @@ class StepCount:
         if self._is_alone:
             self._take()
         else:
-            self._message = self._add.start()
+            self._message, self.travels = self._add.start(), True
 
     def wait(self) -> None:
         self._message.wait()
-        self._message = None
+        self._message, self.travels = None, False
         self._take()
 
     def _take(self) -> None:
