@@ -222,25 +222,25 @@ class Pipeline:
         needs = action.kind == "F" and is_float(array.dtype)
         return Tensor(array, requires_grad=needs)
 
-    def _settled(self) -> StepCount:
-        """What all ranks count in this step. Waits for it once."""
-        counted = self._counted
-        if counted.travels:
-            began = time.perf_counter()
-            with self.span("compute", "exchange of the count"):
-                counted.wait()
-            self.waited_s += time.perf_counter() - began
-        return counted
+    def _await_count(self) -> None:
+        """Waits for what all ranks count in this step."""
+        began = time.perf_counter()
+        with self.span("compute", "exchange of the count"):
+            self._counted.wait()
+        self.waited_s += time.perf_counter() - began
 
     def _total(self) -> float:
         """The terms of the loss over all ranks of this site, which may be a sum of weights."""
-        counted = self._settled() if self._counted.travels else self._counted
-        self.count = counted.total
-        return counted.of_site
+        if self._counted.travels:
+            self._await_count()
+        self.count = self._counted.total
+        return self._counted.of_site
 
     def _share(self, action: Action) -> Any:
         """The micro-batch's share of the rows of its site, times the scale of the loss, where there is one."""
-        part = len(self._micro[action.micro].x) / max(self._settled().rows, 1.0)
+        if self._counted.travels:
+            self._await_count()
+        part = len(self._micro[action.micro].x) / max(self._counted.rows, 1.0)
         return part if self.scale is None else self.scale(self.feed.device.xp.asarray(part, dtype="float32"))
 
     def forward(self, micro: MicroBatch, x: Tensor, chunk: int = 0) -> Tensor:
