@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from acted import RUN, SEARCH, SPACE, study_file
 from launch import ROOT
+from runs import DIGITS
 
 from mpitrain.config import load_config
 from mpitrain.errors import CheckpointError, ConfigError, MissingError, MpitrainError
@@ -106,14 +107,7 @@ def test_choices_that_no_trial_could_have_are_refused_before_the_first(tmp_path:
         refuse_choices(study, open_data(study.base))
 
 
-FEDERATION = """
-[model]
-name = "mlp"
-inputs = 64
-hidden = [16]
-outputs = 10
-[data]
-path = "digits"
+FEDERATION = DIGITS + """
 [train]
 batch_size = 16
 [workers]
